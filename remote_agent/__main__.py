@@ -1,4 +1,4 @@
-"""The program of the zipapp and of `python -m remote_agent`: connect, serve, engine, store, torchrun, gpus or probe.
+"""The program of the zipapp and of `python -m remote_agent`, in one of its modes, such as connect, serve or engine.
 
 In: argv. Out: the exit status of the chosen mode; each mode is imported only when it is chosen.
 """
@@ -36,6 +36,10 @@ def _parser() -> argparse.ArgumentParser:
     probe = modes.add_parser("probe", help="the preflight's use of torch; started by the bridge")
     probe.add_argument("what", choices=["facts", "collective"])
     probe.add_argument("args", nargs="?", default="{}")
+    shell = modes.add_parser("shell", help="an operator's shell where a rank runs")
+    shell.add_argument("--job", required=True)
+    shell.add_argument("--rank", type=int, required=True)
+    shell.add_argument("--pid", type=int, required=True)
     return parser
 
 
@@ -60,6 +64,10 @@ def main(argv: list[str] | None = None) -> int:
         from remote_agent.vitals.gpus import reader as gpu_reader
 
         return gpu_reader.main()
+    if args.mode == "shell":
+        from remote_agent.bridge import shell
+
+        return shell.main(args.job, args.rank, args.pid)
     if args.mode in ("probe", "store", "torchrun"):
         return _use_torch(args)
     from remote_agent.engine import engine as engine_part

@@ -219,6 +219,10 @@ ACTIONS: tuple[Action, ...] = (
         impact="reads the Python stack of every rank; the ranks keep running",
     ),
     Action(
+        "rank.shell", "", "B", "Shell", "a shell in the rank's directory and environment",
+        scope="rank", op="shell",
+    ),
+    Action(
         "hosts.check", "check", "", "Check", "check the hosts without launching, and show where they differ",
         runner="hosts.run_check",
     ),

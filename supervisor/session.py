@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from supervisor.link.view import LaunchPlan
     from supervisor.logs.selection import Selection
     from supervisor.nccl import Fabric
+    from supervisor.ssh.wires import Terminal
 
 # Undoing a launch has deadlines of its own, which end before this one, seconds.
 CANCEL_LAUNCH = 60.0
@@ -132,6 +133,13 @@ class Session(Hub):
     async def edited(self) -> dict[str, Any]:
         """Return what has been edited in the work tree here, and which tree the group runs from (see resync.look)."""
         return await resync.look(self)
+
+    async def shell(self, terminal: Terminal, node: str, rank: int | None) -> None:
+        """Run a shell on a node where a rank runs (None: its first), on this terminal, until it ends.
+
+        Raises RequestFailed, Unreachable, HostError.
+        """
+        await requests.open_shell(self, terminal, node, rank)
 
     async def stacks(self, ranks: list[int] | None) -> dict[str, dict[str, Any]]:
         """Return the Python stacks of these ranks, or of all (see requests.collect_stacks)."""

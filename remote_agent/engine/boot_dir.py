@@ -32,12 +32,15 @@ __all__ = ["IMPORTS", "WAIT_ORDER", "BootDirectory", "add_bootstrap", "command",
 # The same as torchrun's run_script_path.
 RUN_PATH = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
+# Of the directories' names: of a generation, of a waiting process, of either in the system's directory.
+_PREFIXES = (".run-", ".wait-", "supervisor-run-")
+
 
 class BootDirectory:
     """A private directory for one generation; call close() to remove it."""
 
     def __init__(self, log_dir: Path) -> None:
-        self.path = _make(log_dir, ".run-")
+        self.path = _make(log_dir, _PREFIXES[0])
         self._rest = b""
         self.requests: dict[tuple[int, str], asyncio.Future[bytes]] = {}
         """The newest request of each kind to each rank's worker server."""
@@ -99,7 +102,7 @@ def _compiled(file: str, name: str) -> tuple[bytes, bytes]:
 
 def waiting_directory(folder: Path) -> Path:
     """Make the private directory of a waiting process below `folder`; the caller removes it. Raises OSError."""
-    path = _make(folder, ".wait-")
+    path = _make(folder, _PREFIXES[1])
     _put(path, "waiting.py", WAITING)
     _put(path, "preload.py", PRELOAD)
     return path
@@ -111,7 +114,7 @@ def _make(folder: Path, prefix: str) -> Path:
     if os.pathsep not in str(folder):
         with contextlib.suppress(OSError):
             return _fill(Path(tempfile.mkdtemp(prefix=prefix, dir=folder)))
-    return _fill(Path(tempfile.mkdtemp(prefix="supervisor-run-")))
+    return _fill(Path(tempfile.mkdtemp(prefix=_PREFIXES[2])))
 
 
 def _fill(path: Path) -> Path:
@@ -149,3 +152,14 @@ def add_bootstrap(env: dict[str, str], boot: Path) -> None:
     given = env.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
     here = str(boot)
     env["PYTHONPATH"] = here if given is None else here + os.pathsep + (given or here)
+
+
+def remove_bootstrap(env: dict[str, str]) -> None:
+    """Undo `add_bootstrap`, also where the directory is gone."""
+    here, separator, rest = env.get("PYTHONPATH", "").partition(os.pathsep)
+    if not os.path.basename(here).startswith(_PREFIXES):
+        return
+    if separator:
+        env["PYTHONPATH"] = "" if rest == here else rest
+    else:
+        del env["PYTHONPATH"]

@@ -18,11 +18,12 @@ from remote_agent.wire import CallFailed, WireError
 from remote_agent.wire.events import ENDED_STATES
 from supervisor.control import admission, heal, promotion, resync
 from supervisor.control.replies import Entry, all_messages, entry, failed_entry
-from supervisor.errors import RequestFailed, SupervisorError, why
+from supervisor.errors import RequestFailed, SupervisorError, Unreachable, why
 
 if TYPE_CHECKING:
     from supervisor.link.host_link import Link
     from supervisor.link.hub import Hub
+    from supervisor.ssh.wires import Terminal
 
 # How long a node that is up may take to join the coordinator, seconds.
 JOIN_DEADLINE = 30.0
@@ -348,3 +349,17 @@ def _live_ranks(status: Mapping[str, Any], ranks: list[int] | None) -> dict[str,
         for rank in node.get("ranks", ())
         if rank.get("state") in ("running", "silent", "starting") and (ranks is None or rank["rank"] in ranks)
     }
+
+
+async def open_shell(hub: Hub, terminal: Terminal, node: str, rank: int | None) -> None:
+    """Run a shell where a rank of a node runs, on this terminal; raises RequestFailed, Unreachable, HostError."""
+    if hub.read_only:
+        raise RequestFailed("shell refused: this supervisor is read-only", "leave --read-only out", "read_only")
+    link = hub.links.get(node)
+    if link is None or not link.opened:
+        raise Unreachable(f"no connection to {node}")
+    ranks = [one for each in hub.status.get("nodes", ()) if each["name"] == node for one in each.get("ranks", ())]
+    pids = {one["rank"]: one.get("pid") for one in ranks}
+    chosen = min(pids, default=0) if rank is None else rank
+    words = ("--job", hub.job, "--rank", str(chosen), "--pid", str(pids.get(chosen) or 0))
+    await link.node.run_on(terminal, hub.agent, "shell", *words)

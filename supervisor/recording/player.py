@@ -193,6 +193,10 @@ class Player:
         """Raise RequestFailed: nothing can be started from a recording."""
         return await self.request("sync")
 
+    async def shell(self, _terminal: Any, _node: str, _rank: int | None) -> None:
+        """Raise RequestFailed: a recording has no nodes."""
+        await self.request("shell")
+
     async def stacks(self, _ranks: list[int] | None) -> Json:
         """Raise RequestFailed: no rank of a recording is alive."""
         return await self.request("stacks")

@@ -9,20 +9,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import os
 import resource
+import shlex
 import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.wire import CallFailed, WireError
-from supervisor.errors import HostError
-from supervisor.ssh import boot, reasons
+from supervisor.errors import HostError, why
+from supervisor.ssh import boot, reasons, srun
 from supervisor.ssh.answers import HostChannel, MalformedAnswer
 from supervisor.ssh.dial import dial, hang_up
 from supervisor.ssh.reasons import Attempt
 from supervisor.ssh.settings import for_host
 from supervisor.ssh.srun import SrunWire, missing
-from supervisor.ssh.wires import OPEN_DEADLINE_S, LocalWire, SshWire, Wire
+from supervisor.ssh.wires import OPEN_DEADLINE_S, LocalWire, SshWire, Terminal, Wire
 from supervisor.ssh_library import asyncssh
 
 if TYPE_CHECKING:
@@ -84,6 +86,19 @@ class NodeLink:
         if isinstance(self._wire, SrunWire):
             return await self._wire.start_agent(self.channel, request, timeout_s)
         return (await self.channel.call("start", request, timeout=timeout_s)).data
+
+    async def run_on(self, terminal: Terminal, agent: AgentFile, *words: str) -> None:
+        """Run a part of the agent on a terminal until it ends; raises HostError."""
+        command = boot.command(self.host, agent, *map(shlex.quote, words))
+        try:
+            if isinstance(self._wire, SshWire):
+                await self._wire.run_on(terminal, command)
+            elif isinstance(self._wire, SrunWire):
+                await terminal.run(srun.words(self.host, command, "--pty"), srun.environment(os.environ))
+            else:
+                await terminal.run(["sh", "-c", command])
+        except (asyncssh.Error, OSError, asyncio.TimeoutError) as error:
+            raise HostError(self.host.name, words[0], why(error)) from error
 
     async def close(self) -> None:
         """End the connection; agents and jobs on the node are unaffected."""

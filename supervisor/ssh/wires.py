@@ -142,6 +142,23 @@ class SshWire:
         opening = connection.create_process(command, encoding=None, request_pty=False, x11_forwarding=False)
         return cls(connection, lease, await asyncio.wait_for(opening, OPEN_DEADLINE_S))
 
+    async def run_on(self, terminal: Terminal, command: str) -> None:
+        """Run a command on a terminal until it ends, over this connection; raises asyncssh.Error, OSError."""
+        size = terminal.size
+        opening = self._connection.create_process(
+            command,
+            encoding=None,
+            request_pty="force",
+            term_type=terminal.kind,
+            term_size=size,
+            x11_forwarding=False,
+        )
+        program = RemoteProgram(await asyncio.wait_for(opening, OPEN_DEADLINE_S))
+        try:
+            await terminal.connect(program)
+        finally:
+            program.close()
+
     async def wait_exit(self) -> int | None:
         """Return the exit status, None when there is none, negative for a signal."""
         await self._process.wait_closed()
@@ -156,6 +173,51 @@ class SshWire:
         await _end(self._collecting)
         if self._lease is not None:
             await self._lease.give_back()
+
+
+class Terminal(Protocol):
+    """The operator's terminal, while a program has it instead of the screen."""
+
+    kind: str
+    """As in TERM."""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Columns and lines."""
+
+    async def run(self, words: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+        """Run a program of this machine on it until it ends; raises OSError."""
+
+    async def connect(self, program: RemoteProgram) -> None:
+        """Pass bytes between it and a program on a node until that ends."""
+
+
+class RemoteProgram:
+    """A program on a terminal of a node, in an SSH session of its own."""
+
+    def __init__(self, process: asyncssh.SSHClientProcess[bytes]) -> None:
+        self._process = process
+
+    async def read(self) -> bytes:
+        """Return what it prints; empty at its end, or when the connection is lost."""
+        try:
+            return await self._process.stdout.read(STREAM_LIMIT)
+        except (asyncssh.Error, OSError):
+            return b""
+
+    def write(self, data: bytes) -> None:
+        """Type."""
+        with contextlib.suppress(OSError):
+            self._process.stdin.write(data)
+
+    def resize(self, columns: int, lines: int) -> None:
+        """Report another size of the operator's terminal."""
+        with contextlib.suppress(OSError):
+            self._process.change_terminal_size(columns, lines)
+
+    def close(self) -> None:
+        """End it, as a terminal that is closed does."""
+        self._process.close()
 
 
 class LocalWire:

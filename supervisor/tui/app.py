@@ -330,6 +330,10 @@ class SupervisorApp(App[int], inherit_bindings=False):
         except OSError as error:
             self.say(str(error), title="copied to the terminal only", level="warning")
 
+    async def lend(self, use: Callable[[terminal.Lent], Awaitable[None]]) -> None:
+        """Take the screen off the terminal while it is used; raises what `use` raises, SuspendNotSupported."""
+        await terminal.lend(self, use)
+
     @property
     def active_screen(self) -> LiveScreen | None:
         """The screen of the job that is visible, under a dialog or not."""

@@ -9,7 +9,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 
     from textual.screen import Screen
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from supervisor.tui.rows.incident import LogPlace
     from supervisor.tui.rows.spans import Palette
     from supervisor.tui.source import HomeSource, Source
+    from supervisor.tui.terminal import Lent
     from supervisor.tui.themes import Skin
 
 T = TypeVar("T")
@@ -121,6 +122,9 @@ class Shell(Protocol):
 
     def run_worker(self, work: Any, *, group: str, exit_on_error: bool, exclusive: bool = False) -> Any:
         """Run a coroutine in the background."""
+
+    async def lend(self, use: Callable[[Lent], Awaitable[None]]) -> None:
+        """Take the screen off the terminal while it is used; raises what `use` raises, SuspendNotSupported."""
 
     def call_later(self, callback: Callable[..., Any], *args: Any) -> Any:
         """Call a function after the messages that are already waiting."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from supervisor.logs.merge import Page
     from supervisor.logs.rows import Clocks
     from supervisor.nccl import Fabric
+    from supervisor.tui.terminal import Lent as Terminal
 
 Json = dict[str, Any]
 
@@ -96,6 +97,9 @@ class Source(Protocol):
 
     async def edited(self) -> Json:
         """Return the local edits of the work tree as `change`, and the `tree` from which the group runs."""
+
+    async def shell(self, terminal: Terminal, node: str, rank: int | None) -> None:
+        """Run a shell on a node where a rank runs, on the operator's terminal, until it ends; raises as `request`."""
 
     async def stacks(self, ranks: list[int] | None) -> Json:
         """Return the Python stacks of these ranks, or of all, and the reasons for missing ones; raises as `request`."""

@@ -15,8 +15,10 @@ import shlex
 import shutil
 import signal
 import sys
+import termios
 import threading
-from typing import TYPE_CHECKING, Any, Final, TextIO
+import tty
+from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO
 
 from rich.segment import Segment
 from textual.filter import LineFilter
@@ -25,7 +27,7 @@ from supervisor.paths import state_dir
 from supervisor.tui.rows.spans import clean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from textual.app import App
@@ -33,7 +35,24 @@ if TYPE_CHECKING:
 
 # The limit of the strictest common terminal, in base64.
 LONGEST_COPY: Final = 74_994
+READ_BYTES: Final = 65_536
 _ESC: Final = "\x1b"
+
+
+class Remote(Protocol):
+    """A program on a terminal of another machine: `supervisor.ssh.wires.RemoteProgram`."""
+
+    async def read(self) -> bytes:
+        """Return what it prints; empty at its end."""
+
+    def write(self, data: bytes) -> None:
+        """Type."""
+
+    def resize(self, columns: int, lines: int) -> None:
+        """Report another size of this terminal."""
+
+    def close(self) -> None:
+        """End it."""
 
 
 def pager(environment: Mapping[str, str] = os.environ) -> list[str]:
@@ -47,16 +66,16 @@ def pager(environment: Mapping[str, str] = os.environ) -> list[str]:
     return command
 
 
-async def lend(app: App[Any], command: Sequence[str]) -> None:
-    """Run another program on the terminal until it exits; raises OSError, SuspendNotSupported."""
-    problem: OSError | asyncio.CancelledError | None = None
+async def lend(app: App[Any], use: Callable[[Lent], Awaitable[None]]) -> None:
+    """Take the screen off the terminal while it is used; raises what `use` raises, SuspendNotSupported."""
+    problem: BaseException | None = None
     # Without this, updates would be drawn over the program.
     with app.batch_update(), app.suspend():
         # Ctrl-C goes to the program, which starts with the default handler.
         before = signal.signal(signal.SIGINT, lambda *_: None)
         try:
-            await _run(command)
-        except (OSError, asyncio.CancelledError) as error:
+            await use(Lent())
+        except BaseException as error:  # noqa: BLE001  raised below
             # Restore the screen first.
             problem = error
         finally:
@@ -68,14 +87,65 @@ async def lend(app: App[Any], command: Sequence[str]) -> None:
         raise problem
 
 
-async def _run(command: Sequence[str]) -> None:
-    process = await asyncio.create_subprocess_exec(*command)
-    try:
-        await process.wait()
-    finally:
-        if process.returncode is None:
-            process.kill()
+class Lent:
+    """The terminal while something else than the screen has it: `supervisor.ssh.wires.Terminal`."""
+
+    def __init__(self) -> None:
+        self.kind = os.environ.get("TERM", "xterm")
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Columns and lines."""
+        columns, lines = os.get_terminal_size(0)
+        return columns, lines
+
+    async def run(self, words: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+        """Run a program until it ends; raises OSError."""
+        process = await asyncio.create_subprocess_exec(*words, env=env)
+        try:
             await process.wait()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+    async def connect(self, program: Remote) -> None:
+        """Pass bytes between the terminal and a program on another machine until that ends."""
+        loop = asyncio.get_running_loop()
+        screen = 1 if os.isatty(1) else 2
+
+        def typed() -> None:
+            data = b""
+            with contextlib.suppress(OSError):
+                data = os.read(0, READ_BYTES)
+            if data:
+                program.write(data)
+            else:
+                # The terminal is closed.
+                loop.remove_reader(0)
+                program.close()
+
+        before = termios.tcgetattr(0)
+        resized = signal.signal(
+            signal.SIGWINCH, lambda *_: loop.call_soon_threadsafe(lambda: program.resize(*self.size))
+        )
+        tty.setraw(0)
+        loop.add_reader(0, typed)
+        try:
+            while data := await program.read():
+                # The terminal may be slow, and links must be answered meanwhile.
+                await asyncio.to_thread(_write_all, screen, data)
+        finally:
+            loop.remove_reader(0)
+            signal.signal(signal.SIGWINCH, resized)
+            with contextlib.suppress(termios.error):
+                termios.tcsetattr(0, termios.TCSADRAIN, before)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    with contextlib.suppress(OSError):
+        while data:
+            data = data[os.write(descriptor, data) :]
 
 
 def is_utf8() -> bool:

@@ -8,8 +8,9 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from supervisor.logs.merge import merged
 from supervisor.logs.selection import Selection
 from supervisor.session import Session
 from supervisor.ssh import HostError, NodeLink
+from supervisor.ssh.wires import RemoteProgram
 from tests.agents.test_session_hosts import WAIT_S, Hosts, hosts
 from tests.examples import nightly
 
@@ -107,6 +109,34 @@ def test_a_job_from_launch_to_end_over_links_that_are_lost(tmp_path: Path) -> No
         asyncio.run(scenario(made))
 
 
+class Typist:
+    """A terminal on which somebody types one command."""
+
+    kind, size, seen = "vt100", (80, 24), b""
+
+    async def run(self, words: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+        pipe = subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(*words, env=env, stdin=pipe, stdout=pipe)
+        self.seen, _ = await process.communicate(b'echo "is $RANK $PWD [$TORCHELASTIC_ERROR_FILE]"; exit\n')
+
+    async def connect(self, program: RemoteProgram) -> None:
+        raise AssertionError("these hosts are reached without SSH")
+
+
+async def a_shell_is_where_the_rank_is(session: Session, made: Hosts) -> None:
+    await until(session, lambda: all(rank["pid"] for rank in session.status["nodes"][1]["ranks"]))
+    for rank in (None, 1):
+        typist = Typist()
+        await asyncio.wait_for(session.shell(typist, "n2", rank), WAIT_S)
+        assert f"is 1 {made.home('n2') / 'trees'}/" in typist.seen.decode(), typist.seen
+        assert b" []" in typist.seen
+    gone = Typist()
+    await asyncio.wait_for(session.shell(gone, "n2", 5), WAIT_S)
+    assert b"rank 5 has ended" in gone.seen
+    with pytest.raises(Unreachable, match="no connection to n9"):
+        await session.shell(gone, "n9", None)
+
+
 async def a_lost_agent_is_started_again_while_somebody_controls(session: Session, made: Hosts) -> None:
     os.kill(made.agents()["n2/job-t"], signal.SIGKILL)
     await until(session, lambda: has(session, "node_lost"))
@@ -142,6 +172,7 @@ def test_restart_remove_add_and_stop(tmp_path: Path) -> None:
         async with planned(made.inventory(), made, "100000", "0.05") as session:
             await session.ready()
             await until(session, lambda: has(session, "generation_running"))
+            await a_shell_is_where_the_rank_is(session, made)
             await a_lost_agent_is_started_again_while_somebody_controls(session, made)
             await steer(session, "restart")
             await steer(session, "remove", node="n1")

@@ -151,6 +151,13 @@ def test_a_whole_session_by_keys(pair: Cluster, tmp_path: Path) -> None:
         tty.consent("Restart group?")
         tty.runs(2, 2)
 
+        tty.press("B")
+        tty.until("exit leads back")
+        tty.press("echo rank=$RANK in $PWD", "Enter")
+        tty.until("rank=0 in ", "/trees/")
+        tty.press("exit", "Enter")
+        tty.runs(2, 2)
+
         tty.press("j", "x")
         tty.until("actions on n2")
         tty.press("m")

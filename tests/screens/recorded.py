@@ -101,6 +101,11 @@ class RecordedSession:
             raise self.refusal
         return self.answer or {"accepted": True, "message": f"{verb} accepted", "generation": 3, "seq": 40}
 
+    async def shell(self, terminal: Any, node: str, rank: int | None) -> None:
+        """Run a program on the terminal, as if it were the node's."""
+        self.requests.append(("shell", {"node": node, "rank": rank}))
+        await terminal.run(["true"])
+
     async def series(self, kinds: Sequence[str], ids: Sequence[int] | None, seconds: float, points: int) -> Series:
         """The history of the recording."""
         wanted = query(kinds, ids, seconds, points)

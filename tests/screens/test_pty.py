@@ -317,3 +317,71 @@ def test_an_error_of_the_program_is_plain_text_on_the_terminal() -> None:
         _, _, shown = tty.seen.decode().rpartition("\x1b[?1006l")
         check_harmless(shown.replace("\r\n", "\n"))
         assert "\\x1b[3" not in shown, "the colours of the traceback"
+
+
+SHELL = """
+import asyncio
+from tests.screens import recorded
+from supervisor.tui.app import run_tui
+
+class Program:
+    def __init__(self, columns, lines):
+        self.printed = asyncio.Queue()
+        self.printed.put_nowait(f"there are {columns} columns".encode())
+
+    async def read(self):
+        return await self.printed.get()
+
+    def write(self, data):
+        self.printed.put_nowait(f"typed: {data.hex()}".encode() if data != b"\\x04" else b"")
+
+    def resize(self, columns, lines):
+        self.printed.put_nowait(f"now {columns} columns".encode())
+
+    def close(self):
+        self.printed.put_nowait(b"")
+
+class Session(recorded.RecordedSession):
+    async def shell(self, terminal, node, rank):
+        await terminal.connect(Program(*terminal.size))
+
+def load():
+    session = recorded.load("running_2x2")
+    session.__class__ = Session
+    return session
+
+raise SystemExit(run_tui(load, theme=None, read_only=False, ascii_only=False))
+"""
+
+
+def test_a_shell_on_a_node_has_the_terminal_with_every_key_and_gives_it_back() -> None:
+    with terminal(80, 24, (sys.executable, "-c", SHELL)) as tty:
+        tty.wait_for(b"train-k3f9")
+        tty.send(b"3")
+        tty.wait_for(b"output")
+        tty.seen = b""
+        tty.send(b"B")
+        tty.wait_for(b"there are 80 columns")
+        # Ctrl-C, an escape and an enter are the node's.
+        for key in (b"\x03", b"\x1b", b"\r"):
+            tty.send(key)
+            tty.wait_for(b"typed: " + key.hex().encode())
+        fcntl.ioctl(tty.master, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 90, 0, 0))
+        os.kill(tty.process.pid, signal.SIGWINCH)
+        tty.wait_for(b"now 90 columns")
+        assert b"\x1b[" not in tty.seen[tty.seen.index(b"there are 80 columns") :], "nothing is drawn over it"
+        tty.seen = b""
+        tty.send(b"\x04")
+        tty.wait_for(b"train-k3f9")
+        tty.leave()
+
+
+def test_a_window_that_is_closed_ends_the_screen_and_the_shell_on_it() -> None:
+    with terminal(80, 24, (sys.executable, "-c", SHELL)) as tty:
+        tty.wait_for(b"train-k3f9")
+        tty.send(b"3")
+        tty.wait_for(b"output")
+        tty.send(b"B")
+        tty.wait_for(b"there are 80 columns")
+        tty.hang_up()
+        assert tty.process.wait(DEADLINE_S) == 0

@@ -9,6 +9,8 @@ import asyncio
 import dataclasses
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from textual.app import SuspendNotSupported
+
 from remote_agent.text.names import count, ranges
 from remote_agent.wire import WireError
 from supervisor import actions
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from supervisor.tui.model import NodeRow
     from supervisor.tui.shell import Shell
     from supervisor.tui.source import Source
+    from supervisor.tui.terminal import Lent
 
 PROBLEMS: Final = (SupervisorError, WireError, OSError, asyncio.TimeoutError)
 _OUTSIDE: Final = ("removed", "spare", "lost", "failed", "")
@@ -58,8 +61,8 @@ def offered() -> list[Action]:
 
 
 def changes(action: Action) -> bool:
-    """Whether it changes the job or writes files on the nodes; refused with --read-only."""
-    return action.destructive or action.op == "keep"
+    """Whether it changes the job or acts on the nodes; refused with --read-only."""
+    return action.destructive or action.op in ("keep", "shell")
 
 
 def _named(action: Action, names: Sequence[str]) -> str:
@@ -147,6 +150,8 @@ class ActionDialogs:
             self._choose_value(action)
         elif action.id == "job.back":
             self._choose_snapshot(action)
+        elif action.op == "shell":
+            self._open_shell(action, target)
         elif action.scope == "rank":
             self._begin_on_ranks(action, target)
         elif action.scope != "node":
@@ -155,6 +160,27 @@ class ActionDialogs:
             self._confirm(action, names)
         else:
             self._choose_node(action)
+
+    def _open_shell(self, action: Action, target: Target) -> None:
+        rows = self._shell.snapshot.nodes
+        # Of a whole job that has one node, that is meant.
+        node = target.node or (rows[0].name if len(rows) == 1 else None)
+        if node is None:
+            self._warn(f"{action.label}: select a node or a rank")
+            return
+
+        async def use(terminal: Lent) -> None:
+            await self._shell.source.shell(terminal, node, target.rank)
+
+        async def run() -> None:
+            try:
+                await self._shell.lend(use)
+            except SuspendNotSupported:
+                self._warn(f"{action.label}: this terminal cannot run one")
+            except PROBLEMS as error:
+                self._refused(action.label, error)
+
+        self._shell.run_worker(run, exit_on_error=False, exclusive=True, group="shell")
 
     def _choose_node(self, action: Action) -> None:
         if not self._candidates(action):

@@ -184,6 +184,10 @@ class LiveScreen(Screen[None], inherit_bindings=False):
         """Ask whether to restart the group from the edited files."""
         ActionDialogs(self.shell).begin(BY_ID["job.sync"], self.selection())
 
+    def action_shell(self) -> None:
+        """Open a shell on the node of the selection."""
+        ActionDialogs(self.shell).begin(BY_ID["rank.shell"], self.selection())
+
     def action_mark(self) -> None:
         """Mark the selected node or rank, or remove its mark."""
         target = self.selection()

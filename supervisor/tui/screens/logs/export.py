@@ -287,7 +287,8 @@ class LogExport:
                 file.flush()
                 self._end()
                 place = [f"+{export.at}"] if Path(command[0]).name == "less" else []
-                await terminal.lend(self._view.app, [*command, *place, file.name])
+                words = [*command, *place, file.name]
+                await self._shell.lend(lambda lent: lent.run(words))
         except SuspendNotSupported:
             self._shell.say("this terminal cannot run a pager", level="warning")
         except PROBLEMS as error:
