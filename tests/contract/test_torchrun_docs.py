@@ -12,7 +12,7 @@ from supervisor.cli import torchrun
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "torchrun.md"
 BEGIN, END = "<!-- options -->\n", "<!-- /options -->\n"
-KINDS = (("acts", torchrun.ACTING), ("no effect", torchrun.SILENT), ("refused", torchrun.REFUSED))
+KINDS = (("supported", torchrun.ACTING), ("no effect", torchrun.SILENT), ("refused", torchrun.REFUSED))
 
 
 def table() -> str:
