@@ -34,7 +34,7 @@ from tests.cluster import cluster_obstacle
 from tests.cluster.leftovers import MARK, describe, end, marked
 from tests.faults.case import Fault
 from tests.faults.matrix import BY_NAME, FAULTS
-from tests.faults.row import MOST, rows, run
+from tests.faults.row import rows, run
 from tests.scratch import scratch
 
 SEEDS = "1-20"
@@ -78,9 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("names", nargs="*", metavar="FAULT", help="(default: all)")
     parser.add_argument("--seeds", default=SEEDS, metavar="A-B", help=f"one seed, or the first and the last ({SEEDS})")
     parser.add_argument("-j", type=int, default=2 * len(os.sched_getaffinity(0)), metavar="N", help="jobs at once")
-    parser.add_argument(
-        "--row", type=int, default=MOST, metavar="N", help=f"faults in a row on one job at most ({MOST})"
-    )
+    parser.add_argument("--alone", action="store_true", help="each case on hosts of its own")
     parser.add_argument("--json", type=Path, metavar="PATH", help="append the figures of each case as a JSON line")
     parser.add_argument("-v", action="store_true", help="print each case, also those that went well")
     parser.add_argument("--list", action="store_true", help="print the faults")
@@ -179,7 +177,10 @@ class _Runs:
 
 def _many(faults: Sequence[Fault], options: argparse.Namespace) -> int:
     seeds = _seeds(options.seeds)
-    waiting = deque((row, seed) for seed in seeds for row in rows(faults, seed, options.row))
+    jobs = [(row, seed) for seed in seeds for row in rows(faults, seed)]
+    if options.alone:
+        jobs = [((fault,), seed) for row, seed in jobs for fault in row]
+    waiting = deque(jobs)
     count = len(seeds) * len(faults)
     print(f"{count} cases on {len(waiting)} jobs, {options.j} at once; {machine_line(machine())}", flush=True)
     results: list[dict[str, Any]] = []

@@ -23,6 +23,8 @@ from tests.faults.invariants import BACK_S, Awake, StatusJudge, Violation
 from tests.faults.site import Site
 
 DISK_MB = 24
+_ALONE_S = 5.0
+"""How long a job may take to recover before somebody attaches."""
 _LEFT_OUT_S = 1.0
 """How often one looks for nodes that the job has left out."""
 
@@ -38,7 +40,7 @@ class Fault:
     hold: tuple[float, float] = (0.5, 2.5)
     """How long it lasts at least and at most before it is healed, in node_timeouts."""
     attended: bool | None = None
-    """Whether an operator is attached meanwhile; None: by chance. After the healing one always is."""
+    """Whether an operator is attached meanwhile; None: by chance. After the healing one is where agents are missing."""
     hosts: tuple[int, ...] = (3, 4, 5)
     node_timeouts: tuple[float, ...] = (4.0, 6.0)
     disk_mb: int = 0
@@ -185,9 +187,9 @@ class Case:
         self.fault.apply(self)
         self.sleep(*self.fault.hold)
         self.heal()
-        if not self.operator.attached:
-            self.operator.attach()
-        if not self.fault.over:
+        if self.fault.over:
+            self._attend()
+        else:
             self._come_back()
         watch = self.operator.watch
         ended = watch.ended() if watch is not None else None
@@ -225,8 +227,13 @@ class Case:
 
     def _come_back(self) -> None:
         begin = looked = time.monotonic()
+        # The job recovers by itself, but for agents that have to be started.
+        if not all(self.agents(node) for node in self.nodes):
+            self._attend()
         while not self.site.well():
             self.site.look_for_agents()
+            if time.monotonic() - begin > _ALONE_S:
+                self._attend()
             if time.monotonic() - looked > _LEFT_OUT_S:
                 self._add_left_out()
                 looked = time.monotonic()
@@ -237,6 +244,10 @@ class Case:
         if self.result.back_s is None:
             self.result.back_s = time.monotonic() - begin
         self.site.look_for_agents()
+
+    def _attend(self) -> None:
+        if not self.operator.attached:
+            self.operator.attach()
 
     def _add_left_out(self) -> None:
         """Add the nodes that the job has left out because of earlier faults too; alone, this one must not do that."""

@@ -6,7 +6,7 @@
 2. *No orphan.* Within `GONE_S` after the answer to `stop`, no process of the job is left on any host: no agent, no
    engine, no rank, and none that a rank started.
 3. *Logs.* Every byte that the kernel took from a rank is in that rank's log, in order and once. After the last step
-   that was noted there may be one more line. What `supervisor logs --raw` prints is the file.
+   that was noted there may be what one more prints. What `supervisor logs --raw` prints is the file.
 4. *Journal.* On every node it is complete JSON lines, numbered from 1 without a gap, and the same on all nodes once the
    job is over. A node that was out of the job when it ended has the beginning.
 5. *Back.* Within `BACK_S` after healing, one group that has ranks on all hosts makes steps, and each host has an agent
@@ -31,7 +31,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tests.faults.ranks import Rank, line
+from tests.faults.ranks import Rank, printed
 
 WAKING_S = 1.0
 GONE_S = 30.0
@@ -113,7 +113,7 @@ def log_violations(rank: Rank, path: Path) -> list[Violation]:
     wanted = rank.log()
     have = path.read_bytes() if path.exists() else b""
     rest = have[len(wanted) :]
-    if have[: len(wanted)] == wanted and line(len(rank.written), rank.pid).startswith(rest):
+    if have[: len(wanted)] == wanted and printed(len(rank.written), rank.pid).startswith(rest):
         return []
     same = _equal(have, wanted)
     text = f"{path.name} of rank {rank.rank} on {rank.node}, group {rank.group}: {len(wanted)} bytes written"

@@ -16,7 +16,9 @@ from pathlib import Path
 STAMPS = "STAMPS"
 PERIOD_S = 0.025
 """Between two stamps of a rank."""
-PRINT_EVERY = 4
+PRINT_EVERY = 16
+LINES = 4
+"""What is printed at once: an agent reads a log once for each write, and many agents share this machine."""
 
 # What is counted is what the kernel took: on a full disk a rank goes on, and its log has a gap that the notes show.
 SCRIPT = f"""
@@ -35,7 +37,8 @@ while True:
     written = -1
     if step % {PRINT_EVERY} == 0:
         try:
-            written = os.write(1, f"step={{step}} loss={{1 / (step + 1):.6f}} pid={{pid}}\\n".encode())
+            text = f"step={{step}} loss={{1 / (step + 1):.6f}} pid={{pid}} line="
+            written = os.write(1, "".join(f"{{text}}{{line}}\\n" for line in range({LINES})).encode())
         except OSError:
             written = 0
     os.write(notes, f"{{time.monotonic_ns()}} {{written}}\\n".encode())
@@ -44,9 +47,9 @@ while True:
 """
 
 
-def line(step: int, pid: int) -> bytes:
+def printed(step: int, pid: int) -> bytes:
     """Return what a rank prints in that step."""
-    return f"step={step} loss={1 / (step + 1):.6f} pid={pid}\n".encode()
+    return "".join(f"step={step} loss={1 / (step + 1):.6f} pid={pid} line={line}\n" for line in range(LINES)).encode()
 
 
 @dataclass
@@ -62,11 +65,11 @@ class Rank:
     times_ns: list[int] = field(default_factory=list)
     """When it made each step."""
     written: list[int] = field(default_factory=list)
-    """How many bytes of that step's line the kernel took; -1: nothing to print in this step."""
+    """How many bytes of what that step prints the kernel took; -1: nothing to print in this step."""
 
     def log(self) -> bytes:
         """Return what its stdout must hold."""
-        return b"".join(line(step, self.pid)[:count] for step, count in enumerate(self.written) if count > 0)
+        return b"".join(printed(step, self.pid)[:count] for step, count in enumerate(self.written) if count > 0)
 
 
 class Stamps:

@@ -14,7 +14,7 @@ import json
 import random
 import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tests.cluster import Cluster
@@ -22,34 +22,44 @@ from tests.cluster.network import await_ends
 from tests.faults import invariants
 from tests.faults.case import Case, Fault, Result
 from tests.faults.invariants import GONE_S, StatusJudge
+from tests.faults.matrix import BY_NAME, FAULTS
 from tests.faults.ranks import Rank
 from tests.faults.site import Site
 
-MOST = 12
-"""Faults in a row."""
+_ROWS = -(-len(FAULTS) // 12)
+"""Jobs for all faults of a seed."""
 _FORM_S = 60.0
 
 
 def drawn(fault: Fault, seed: int) -> tuple[int, float]:
     """Return how many hosts a fault gets with a seed, and the node_timeout."""
-    rng = random.Random(f"{fault.name}:{seed}:hosts")
-    return rng.choice(fault.hosts), rng.choice(fault.node_timeouts)
+    return _drawn(fault, seed, _order(seed))
 
 
-def rows(faults: Iterable[Fault], seed: int, most: int = MOST) -> list[tuple[Fault, ...]]:
+def rows(faults: Iterable[Fault], seed: int) -> list[tuple[Fault, ...]]:
     """Return which faults one job has, and in which order; those of a row by themselves make that row again."""
-    alike: dict[tuple[int, float], list[Fault]] = {}
-    for fault in sorted(faults, key=lambda fault: random.Random(f"{fault.name}:{seed}:order").random()):
-        alike.setdefault(drawn(fault, seed), []).append(fault)
+    order = _order(seed)
+    alike: dict[tuple[int, int, float], list[Fault]] = {}
+    for fault in sorted(faults, key=lambda fault: order[fault.name]):
+        alike.setdefault((order[fault.name] % _ROWS, *_drawn(fault, seed, order)), []).append(fault)
     made: list[tuple[Fault, ...]] = []
     for group in alike.values():
         # What ends the job comes last.
-        last = [fault for fault in group if fault.over]
+        ends = [[fault] for fault in group if fault.over] or [[]]
         others = [fault for fault in group if not fault.over]
-        count = max(-(-len(group) // most), len(last))
-        ends = [last[number : number + 1] for number in range(count)]
-        made += [(*others[number::count], *end) for number, end in enumerate(ends)]
+        made += [(*others[number :: len(ends)], *end) for number, end in enumerate(ends)]
     return made
+
+
+def _order(seed: int) -> dict[str, int]:
+    names = sorted(BY_NAME)
+    random.Random(f"{seed}:order").shuffle(names)
+    return {name: place for place, name in enumerate(names)}
+
+
+def _drawn(fault: Fault, seed: int, order: Mapping[str, int]) -> tuple[int, float]:
+    rng = random.Random(f"{order[fault.name] % _ROWS}:{seed}:hosts")
+    return rng.choice(fault.hosts), rng.choice(fault.node_timeouts)
 
 
 def run(faults: Sequence[Fault], seed: int, place: Path, keep: Path | None = None) -> list[Result]:

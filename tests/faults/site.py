@@ -128,8 +128,9 @@ class Site:
 
         A group steps on for most of a node_timeout after the agent of one of its nodes was killed.
         """
-        one_journal = len(set(map(self.journal_file, self.nodes))) == 1
-        return one_journal and self._whole() and self._reachable() == set(self.nodes)
+        if not self._whole() or len(set(map(self.journal_file, self.nodes))) > 1:
+            return False
+        return self._reachable() == set(self.nodes)
 
     def _whole(self) -> bool:
         """Return whether one group of all hosts steps, and no other."""
