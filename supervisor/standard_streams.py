@@ -205,7 +205,7 @@ class LinesForTerminal:
         self._encoding = encoding
         self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
         self._held = ""
-        """A code that may go on in the next piece."""
+        """A code that may continue in the next piece."""
         self._is_coloured = False
 
     def feed(self, data: bytes) -> bytes:

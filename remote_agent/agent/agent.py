@@ -45,7 +45,7 @@ from remote_agent.wire import FIRST_TERM, Channel, JobSpec, Problem, split_endpo
 
 log = logging.getLogger(__name__)
 
-# An agent that is given no coordinator ends by itself.
+# An agent to which no coordinator is assigned exits.
 ASSIGN_TIMEOUT_S = 180.0
 # After the end: long enough for a supervisor that is just about to read the outcome.
 LINGER_S = 5.0

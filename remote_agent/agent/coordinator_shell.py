@@ -210,7 +210,7 @@ class Coordinator:
         return frozenset(self._outboxes)
 
     def set_term(self, term: int) -> None:
-        """Go on in a newer term."""
+        """Continue in a newer term."""
         self.state = dataclasses.replace(self.state, term=term)
 
     def is_short(self) -> bool:
@@ -293,7 +293,7 @@ class Coordinator:
         self.hear_join(node, args)
 
     def hear_join(self, node: str, args: dict[str, Any]) -> None:
-        """Take what a member says of itself when it joins."""
+        """Take the facts that a member reports about itself when it joins."""
         if node not in self.state.nodes:
             self._take_in(NodeSpec(name=node, address=str(args.get("address", ""))))
         ready: dict[str, Any] = next((one["args"] for one in args.get("reports", ()) if one["op"] == "ready"), {})
@@ -493,7 +493,7 @@ class Office:
         return self.coordinator is not None and self.coordinator.is_short()
 
     def give_up(self, nodes: Iterable[str]) -> None:
-        """Go on without these nodes, where they are out of reach: an operator declares them dead."""
+        """Continue without these nodes, where they are out of reach: an operator declares them dead."""
         if self.coordinator is not None:
             for name in nodes:
                 self.coordinator.feed(inputs.GivenUp(name))
@@ -538,7 +538,7 @@ class Office:
         return coordinator
 
     def _retire(self, successor: str) -> None:
-        """Stop being in charge at once, and let that node take over."""
+        """Give up the role at once, so that that node takes over."""
         self._context.ballot.name_successor(successor)
         self._tasks.spawn(self._hand_over(successor), "hand over")
 

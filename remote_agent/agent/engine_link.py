@@ -42,7 +42,7 @@ class EngineLink:
     """Another one may be started when it has died."""
 
     def __init__(self, files: JobFiles, notice: Notice, hello: dict[str, Any]) -> None:
-        """`hello`: what the engine is told first."""
+        """`hello`: the arguments of the first request to the engine."""
         self._files = files
         self._hello = hello
         self._notice = notice
@@ -161,7 +161,7 @@ class EngineLink:
         return answer.data
 
     async def renew(self, seconds: float) -> None:
-        """Allow the engine to go on for that long; without renewal it ends what it runs."""
+        """Allow the engine to continue for that long; without renewal it ends what it runs."""
         if self._channel is not None:
             with contextlib.suppress(WireError):
                 await self._channel.notify("lease", {"s": seconds})
@@ -247,7 +247,7 @@ class TorchrunLink(EngineLink):
             await self.call("end", outcome, DISMISS_S)
 
     async def kill(self) -> None:
-        """Kill the workers and let go of torchrun: it has started us, and ends by itself as soon as it can."""
+        """Kill the workers and release torchrun, which has started us and exits as soon as it can."""
         await super().kill()
         if self._channel is not None:
             await self._channel.close()

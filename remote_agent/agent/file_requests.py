@@ -112,7 +112,7 @@ class JobRequests:
         return Answer(await asyncio.get_running_loop().run_in_executor(None, read_map, self.logs.root, stamp))
 
     async def describe(self, args: dict[str, Any]) -> Answer:
-        """Answer with the job's description and the authorities that this node believes, for another node."""
+        """Answer with the job's description and the authorities that this node trusts, for another node."""
         return Answer({"ca": read_text(self.files.ca), "spec": self.spec.to_json()})
 
     def basis(self) -> dict[str, Any]:

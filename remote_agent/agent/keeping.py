@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CALL_S = 10.0
-# The engine ends by itself where its agent stands still for this much longer than it may.
+# The engine exits if its agent is suspended for this much longer than the lease allows.
 SILENCE_S = 60.0
 LIMITS = (
     resource.RLIMIT_AS,

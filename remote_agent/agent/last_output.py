@@ -110,7 +110,7 @@ class LastOutputKeeper:
     # What this node's ranks write
 
     async def _repeat(self) -> None:
-        """Look for another node that takes the ends, and let go of copies, until cancelled."""
+        """Look for a node that takes this node's output, drop copies of nodes that returned; until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
             for node in sorted(self._returned):
@@ -134,7 +134,7 @@ class LastOutputKeeper:
         return self._changes([node])
 
     async def _changes(self, reader: list[str]) -> Items:
-        """Yield the ends of this node's files as they change, until the other node closes, is lost, or reads anew."""
+        """Yield the ends of this node's files as they change, until the other node closes, is lost or reads again."""
         sent: dict[RankFile, tuple[int, int]] = {}
         self._reader = reader
         try:
@@ -254,7 +254,7 @@ class LastOutputKeeper:
         """Put the ends of a lost node's files beside this node's own logs, and report their last lines."""
         kept = self._kept.pop(node)
         generation = next(iter(kept)).generation
-        # Which ranks a node speaks for is the journal's word, not its own.
+        # The journal, not the node, determines whose ranks these are.
         own = ranks_by_node(self._journal.records, generation).get(node, frozenset())
         ends = {place: end for place, end in kept.items() if place.rank in own and end.body}
         try:

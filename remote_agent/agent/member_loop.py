@@ -223,7 +223,7 @@ class MemberLoop:
     # Loops
 
     async def _engines(self) -> None:
-        """Keep an engine running; after it died, this node joins anew, without workers."""
+        """Keep an engine running; after it died, this node joins again, without workers."""
         deaths: list[float] = []
         while True:
             greeting = self._tasks.spawn(self._greet(), "greet")
@@ -323,7 +323,7 @@ class MemberLoop:
             self.channel = channel
             sent = clocks.now()
             await channel.call("join", self.introduction(), timeout=CALL_TIMEOUT_S)
-            # The lease begins anew, too: else the rest of the old one ends the workers that are started now.
+            # The lease begins again, too: otherwise the end of the old one would stop the workers that are started now.
             self._ballot.renew_lease(sent)
             log.info("joined %s", name)
             self.election.note_trouble("")
@@ -536,7 +536,7 @@ class MemberLoop:
             default_s = STOP_MARGIN_S if args["grace_s"] else KILL_MARGIN_S
             exits = await self._end_workers(ran, args, default_s if margin_s is None else margin_s)
             if exits is None:
-                # Not idle yet: the node joins anew with its next engine.
+                # Not idle yet: the node joins again with its next engine.
                 return
             if self.running == ran:
                 self.running = None

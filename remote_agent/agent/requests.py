@@ -121,7 +121,7 @@ class AgentRequests(JobRequests):
         )
 
     async def trust(self, args: dict[str, Any]) -> Answer:
-        """Believe further authorities that the operator has made; the next connection counts. Raises Problem."""
+        """Trust further authorities that the operator has made; the next connection counts. Raises Problem."""
         authorities.add(self.files.ca, str(args["ca"]))
         return Answer(self.basis())
 
@@ -201,7 +201,7 @@ class AgentRequests(JobRequests):
         """Let this node ask for votes, because an operator asks for it; raises Problem when it does not get them.
 
         `force`: also without votes; then `given_up` are the nodes that the operator declares dead. A coordinator that
-        waits for too many nodes goes on without those (`went_on`).
+        waits for too many nodes continues without those (`went_on`).
         """
         office, election = self._member.office, self._member.election
         given_up = args.get("given_up", ())

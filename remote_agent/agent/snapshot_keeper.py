@@ -308,7 +308,7 @@ class SnapshotKeeper:
             self._known[found.path] = found.files, None
             return False
         if {path.rpartition("/")[2] for path in elsewhere} != names:
-            # Its save goes on, or one of its nodes is lost: the one before counts.
+            # Its save continues, or one of its nodes is lost: the one before counts.
             return False
         return await self._keep(found, at_once=at_once, elsewhere=elsewhere)
 
@@ -407,7 +407,7 @@ class SnapshotKeeper:
             await self._locked(self._background.run, self._store.add, snapshot)
             self._noticed.discard((SNAPSHOT_NOT_KEPT, node))
         except (CallFailed, PeerRefused, PeerUnreachable, WireError, asyncio.TimeoutError, Abandoned) as error:
-            # It is offered again, and goes on where it was cut; or its node keeps newer ones by now, and offers those.
+            # It is offered again and continues where it was cut, unless its node now offers newer ones.
             log.info("snapshot %s from %s: %s", name, node, error)
         except (OSError, Problem) as error:
             self._refused[name] = str(error)

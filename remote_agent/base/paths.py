@@ -104,7 +104,7 @@ class JobFiles:
         self.tls = root / "tls"
         """The directory of the agent's keys, mode 0700."""
         self.ca = self.tls / "ca.pem"
-        """The certificates of the authorities that this agent believes; their keys are nowhere."""
+        """The certificates of the authorities that this agent trusts; their keys are nowhere."""
         self.cert = self.tls / "cert.pem"
         self.key = self.tls / "key.pem"
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from remote_agent.base.files import read_text
 
 PR_SET_PDEATHSIG = 1
-# After SIGKILL: a driver that hangs holds its tool in the kernel, for ever.
+# After SIGKILL: a driver that hangs keeps its tool in the kernel forever.
 KILL_S = 5.0
 USER_OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
 

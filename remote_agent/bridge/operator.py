@@ -52,7 +52,7 @@ class Operator:
 
 
 def hello(home: Home) -> dict[str, Any]:
-    """Return what this node says of itself; raises Problem."""
+    """Return what this node says about itself; raises Problem."""
     try:
         home.make()
         disk_free = free_bytes(home.root)

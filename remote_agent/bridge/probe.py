@@ -118,7 +118,7 @@ class Probe:
                     found.append(name)
         return found
 
-    # Who reaches whom
+    # Which nodes reach each other
 
     async def listen(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
         """Listen on a free port (of the range `ports`), as a store will, until the bridge ends; raises Problem.

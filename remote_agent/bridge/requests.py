@@ -112,7 +112,7 @@ async def serve(operator: Operator, first: Frame, home: Home) -> Frame | None:
     frame: Frame | None = first
     try:
         while frame is not None and frame.header.get("op") != "open":
-            # Read in a thread: what listens for other nodes goes on meanwhile.
+            # Read in a thread: what listens for other nodes continues meanwhile.
             ahead: asyncio.Future[Frame | None] | None = None
             if frame.header.get("op") in LONG:
                 ahead = asyncio.ensure_future(asyncio.to_thread(operator.next))

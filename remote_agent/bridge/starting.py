@@ -273,7 +273,7 @@ async def _in_time(look: Callable[[], Awaitable[_Answer]]) -> _Answer:
     loop = asyncio.get_running_loop()
     end = loop.time() + START_DEADLINE_S
     while True:
-        # Before the look: a machine that stood still has had no time to look.
+        # Taken before the check: a machine that was suspended has had no time to check.
         late = loop.time() >= end
         answer = await look()
         if answer or late:

@@ -96,7 +96,7 @@ def _is_there(turn: Turn, event: inputs.Restart) -> bool:
         return False
     fit = [digest in node.trees for node in part if not node.cordoned]
     having, floor = sum(fit), views.floor(state)
-    # A job that waits for nodes anyway goes on waiting for them.
+    # A job that waits for nodes anyway continues waiting for them.
     if having < min(floor, len(fit)):
         text = f"{having} nodes have work tree {digest[: views.SHORT]}, and {floor} are needed (min_nodes)"
         turn.refuse("min_nodes", text, "`supervisor remove` those that cannot get it")

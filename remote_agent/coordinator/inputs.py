@@ -74,7 +74,7 @@ class Beat(Report):
     first_step_age: float | None = None
     """Seconds since a rank there printed its first step; None: none has."""
     snapshots: tuple[Mapping[str, Any], ...] | None = None
-    """The snapshots that it keeps; None: it says nothing of them."""
+    """The snapshots that it keeps; None: it says nothing about them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,7 +222,7 @@ class Restart(Input):
 
 @dataclasses.dataclass(frozen=True)
 class Remove(Input):
-    """An operator wants the job to go on without a node."""
+    """An operator wants the job to continue without a node."""
 
     node: str
     operator: str = ""

@@ -35,7 +35,7 @@ UNWANTED_S = 60.0
 # Members may have workers.
 ALIVE = (s.STARTING, s.RUNNING, s.STOPPING)
 STUCK = "it did not stop its workers in time"
-# Of node_timeout: there are several ticks a second, so after a longer gap this process stood still.
+# Of node_timeout: there are several ticks a second, so a longer gap means that this process was suspended.
 PAUSE_SHARE = 0.25
 # A busy machine may keep a process waiting for this long.
 PAUSE_MIN_S = 2.0
@@ -74,7 +74,7 @@ def _is_stale(state: s.State, event: inputs.Input) -> bool:
 
 
 def _notice_pause(turn: Turn) -> list[str]:
-    """Blame no node for silence while we stood still; after a long pause, let all nodes join anew.
+    """Blame no node for silence while we were suspended; after a long pause, let all nodes join again.
 
     Returns the nodes whose connections are dropped.
     """
@@ -98,7 +98,7 @@ def _notice_pause(turn: Turn) -> list[str]:
     if state.phase in (s.PREPARING, s.STARTING, s.RUNNING):
         stop_group(turn, StopCause.PAUSED, kill=True)
         turn.set(waiting=frozenset(state.members), deadline=turn.now + timeout)
-    # Messages from before may arrive only now, and do not show which coordinator a node follows: all have to join anew.
+    # Earlier messages may arrive only now, and do not show which coordinator a node follows: all have to join again.
     dropped = [name for name, node in state.nodes.items() if node.connected and name != state.me]
     for name in dropped:
         turn.set_node(name, connected=False)
@@ -127,7 +127,7 @@ def on_joined(turn: Turn, event: inputs.Joined) -> None:
         turn.set(recorded=turn.state.recorded - {event.node})
     state = turn.state
     if state.phase == s.ENDED:
-        # Not while the role is handed over: then the job goes on without us.
+        # Not while the role is handed over: then the job continues without us.
         if state.ended is not None:
             turn.send(event.node, "end", state=state.ended)
     elif node.status == "removed" and not fresh:

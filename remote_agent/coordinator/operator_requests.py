@@ -18,7 +18,7 @@ from remote_agent.wire import NodeSpec, Problem
 from remote_agent.wire.events import EventType, StopCause
 
 CORDONED = "cordoned: `supervisor uncordon` or `add` admits it again"
-# Later, what starts may be stuck, and an operator wants it to begin anew.
+# After this time the start may be stuck, and the operator wants a new one.
 JUST_BEGUN_S = 5.0
 ACTIVE = (s.PREPARING, s.STARTING, s.RUNNING)
 Args = Mapping[str, Any]
@@ -95,7 +95,7 @@ def _set(turn: Turn, env: Mapping[str, str | None], operator: str) -> bool:
 
 
 def on_remove(turn: Turn, event: inputs.Remove) -> None:
-    """Go on without a node; its workers get SIGTERM first, so that the script can save."""
+    """Continue without a node; its workers get SIGTERM first, so that the script can save."""
     if _over(turn) or not _known(turn, event.node):
         return
     state = turn.state
@@ -123,7 +123,7 @@ def on_remove(turn: Turn, event: inputs.Remove) -> None:
 
 
 def on_add(turn: Turn, event: inputs.Add) -> None:
-    """Take a node in that is connected and ready; until then the old group goes on."""
+    """Take a node in that is connected and ready; until then the old group continues."""
     if _over(turn):
         return
     state = turn.state

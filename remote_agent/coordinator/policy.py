@@ -32,9 +32,9 @@ MACHINE_FAULTS = frozenset(
 )
 # One bad moment is none, two may be chance; max_restarts is 3 by default, so a fourth would end the job.
 QUARANTINE_FAULTS = 3
-# Most groups have stopped by then, and what fails together is reported together; somebody who waits does not notice.
+# Most groups have stopped by then, and what fails together is reported together; an operator hardly notices this delay.
 PUBLISH_AFTER_S = 0.5
-# How a process ends by its own doing; other signals are sent.
+# How a process ends by itself; all other signals come from outside.
 OWN_ENDS = frozenset({None, "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT"})
 
 
@@ -136,7 +136,7 @@ def report_last_output(turn: Turn, output: inputs.LastOutput) -> None:
 
 
 def _leave_out(turn: Turn, incident: Incident) -> bool:
-    """Go on without a node that alone keeps failing; returns whether that is so."""
+    """Continue without a node that alone keeps failing; returns whether that is so."""
     name = incident.culprit_node
     if name is None or name not in turn.state.nodes or turn.node(name).status != "ready":
         return False

@@ -31,7 +31,7 @@ class Group:
     author: tuple[str, str] = ("", "")
     """The coordinator that proposed it, and its disk: exactly half of the members is enough with it."""
     formed: bool = False
-    """Its workers may have been started: the journal goes on after enough nodes had the proposal on disk."""
+    """Its workers may have been started: the journal continues after enough nodes had the proposal on disk."""
 
     def is_enough(self, votes: Votes, dead: Collection[str] = ()) -> bool:
         """Whether these nodes are more than half of the group, or half with its author.

@@ -197,7 +197,7 @@ class State:
     """Why the job failed, in words."""
     started_at: str | None = None
     ticked: float | None = None
-    """When time last passed here; a gap means that this very process stood still."""
+    """When time last passed here; a gap means that this process was suspended."""
     alone_since: float | None = None
     """Since when fewer nodes than needed are there."""
     enough_since: float | None = None
@@ -273,7 +273,7 @@ class Send:
 
 @dataclasses.dataclass(frozen=True)
 class Drop:
-    """Close a node's connection: when it lives, it has to join anew."""
+    """Close a node's connection: if its agent is alive, it has to join again."""
 
     node: str
 

@@ -19,7 +19,7 @@ QUARANTINE_WINDOW_S = 600.0
 WITHIN = f"in {QUARANTINE_WINDOW_S / 60:.0f} minutes"
 # On top of the workers' own grace: collecting stacks, reaping, the way back.
 STOP_MARGIN_S = 45.0
-# Why a node is lost that had to join anew: the coordinator is another one, or stood still.
+# Why a node that had to join again is lost: the coordinator is another one, or was suspended.
 NOT_JOINED = "it did not join the coordinator"
 # Of a kind: a loss of NaN reaches all ranks, and the first few are enough.
 MAX_WARNINGS = 8
@@ -185,7 +185,7 @@ def _with_loss(losses: tuple[float, ...], now: float, node_timeout: float) -> tu
 
 
 def lose_node(turn: Turn, name: str, reason: str, *, status: str = "lost") -> None:
-    """Take a node out: it is dead, cut off, or unable; its group goes on without it."""
+    """Take a node out: it is dead, cut off, or unable; its group continues without it."""
     node = turn.node(name)
     if node.status in ("removed", "lost", "failed"):
         turn.set_node(name, connected=False, ready=False, running=None)

@@ -1,4 +1,4 @@
-"""What a State says of nodes, trees and snapshots: whom the next group can have, what it waits for, what is kept.
+"""Facts about nodes, trees and snapshots of a State: what the next group can have, what it waits for, what is kept.
 
 In: a State. Out: answers; nothing is changed. The status of a job needs no more of the coordinator than this and the
 fold of its journal.
@@ -13,7 +13,7 @@ from remote_agent.coordinator.quorum import lacking
 
 # Of a digest, for people.
 SHORT = 8
-# What the journal and the status say of a snapshot.
+# What the journal and the status say about a snapshot.
 NAMED = ("id", "path", "step", "bytes", "time_ns")
 
 

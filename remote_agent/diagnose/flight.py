@@ -397,7 +397,7 @@ def _held_up(groups: Sequence[_Group], records: Mapping[int, Record]) -> Parting
         waiting = sorted(rank for rank, call in own.items() if call.seq == seq)
         absent = [rank for rank in group.members if rank not in group.own or group.own[rank].last < seq]
         found.append((group, own[waiting[0]], waiting, absent))
-    # Who waits in another group is held up itself; those that wait nowhere come first.
+    # A rank that waits in another group is itself held up; ranks that wait nowhere come first.
     for group, call, waiting, absent in found:
         if free := [rank for rank in absent if rank not in anywhere]:
             return _missing(group, call, waiting, free, records)

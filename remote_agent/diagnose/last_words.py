@@ -1,4 +1,4 @@
-"""What a process printed last, and whether it went on after a line.
+"""What a process printed last, and whether it continued after a line.
 
 In: lines of one rank. Out: whether a line was handled or survived, and which line says why the process ended.
 """
@@ -58,14 +58,14 @@ def is_progress(line: str) -> bool:
 
 
 def is_handled(line: str) -> bool:
-    """Whether the line is a warning, or says that the process goes on; NCCL calls its errors warnings."""
+    """Whether the line is a warning, or says that the process continues; NCCL calls its errors warnings."""
     if "CCL WARN" in line:
         return False
     return _HANDLED.search(line) is not None or _level(line) == WARN
 
 
 def is_survived(lines: Sequence[str], number: int) -> bool:
-    """Whether the process went on after this line: steps or information follow it, after no error any other text."""
+    """Whether the process continued after this line: steps or information follow it, after no error any other text."""
     is_error = _says_error(lines[number])
     for line in lines[number + 1 :]:
         if line == OTHER_FILE:

@@ -1,7 +1,7 @@
-"""The authorities that a node believes: `ca.pem`, its own first, then those that operators have added.
+"""The authorities that a node trusts: `ca.pem`, its own first, then those that operators have added.
 
 In: PEM text that an operator has brought over SSH. Out: the file, and a fingerprint of each authority in it. No node
-has the key of an authority, so no node can make a certificate that another one believes.
+has the key of an authority, so no node can make a certificate that another one trusts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def read(path: Path) -> list[str]:
 
 
 def add(path: Path, text: str) -> None:
-    """Believe further authorities; raises Problem for what is no certificate, OSError."""
+    """Trust further authorities; raises Problem for what is no certificate, OSError."""
     known, given = _split(read_text(path)), _split(text)
     if given.keys() <= known.keys():
         return

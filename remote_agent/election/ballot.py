@@ -103,7 +103,7 @@ class Ballot:
         self.view = member.refused(self.view, clocks.now())
 
     def name_successor(self, node: str) -> None:
-        """Note whom the coordinator has named as its successor; if that was this node, it is in charge no more."""
+        """Note the successor that the coordinator has named; if the coordinator was this node, it no longer is."""
         mine = self.view.coordinator == self.view.me
         self.view = dataclasses.replace(self.view, successor=node, coordinator=None if mine else self.view.coordinator)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-HEIR_PAUSES_S = (0.1, 0.3, 1.0, 2.0)
+SUCCESSOR_PAUSES_S = (0.1, 0.3, 1.0, 2.0)
 ELECTION_PAUSE_S = 1.0
 Args = dict[str, Any]
 PeerRequest = Callable[[str, "Channel | None", Args], Awaitable[Union[Answer, Items]]]
@@ -170,7 +170,7 @@ class Election:
     async def inherit(self) -> str:
         """Take the role that its holder hands over; returns "" or why not."""
         refusal = await self.stand()
-        for pause_s in HEIR_PAUSES_S:
+        for pause_s in SUCCESSOR_PAUSES_S:
             if not refusal:
                 break
             # Another member may not know yet who the successor is.

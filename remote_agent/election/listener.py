@@ -164,7 +164,7 @@ class Listener:
         return asyncio.StreamWriter(transport, protocol, reader, self._loop), reader
 
     def _current_context(self) -> ssl.SSLContext:
-        """Return whom this node believes; operators add authorities while the agent runs."""
+        """Return the authorities that this node trusts; operators add some while the agent runs."""
         now = self._files.ca.stat()
         if (now.st_ino, now.st_mtime_ns) != (self._read_at.st_ino, self._read_at.st_mtime_ns):
             self._context, self._read_at = tls_context(self._files, ssl.Purpose.CLIENT_AUTH), now

@@ -34,7 +34,7 @@ class Member:
     dead_since: float | None = None
     """Since when nothing listens at the coordinator's address any more."""
     successor: str | None = None
-    """Whom the coordinator named as its successor when it left."""
+    """The successor that the coordinator named when it left."""
 
     def to_json(self) -> dict[str, Any]:
         """Return what must survive a restart of the agent."""

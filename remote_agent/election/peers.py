@@ -178,7 +178,7 @@ async def _join_pieces(pieces: Items) -> Document:
 
 
 def tls_context(files: JobFiles, side: ssl.Purpose) -> ssl.SSLContext:
-    """Return how this node proves who it is, and whom it believes; raises OSError."""
+    """Return a TLS context with this node's certificate and key and the authorities that it trusts; raises OSError."""
     context = ssl.create_default_context(side, cafile=str(files.ca))
     context.load_cert_chain(str(files.cert), str(files.key))
     context.minimum_version = ssl.TLSVersion.TLSv1_3

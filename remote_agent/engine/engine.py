@@ -99,7 +99,7 @@ class Engine:
         }
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer until the agent is gone or stands still, then end every worker."""
+        """Answer until the agent is gone or suspended, then end every worker."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGCHLD, self._child_died)
         terminated = asyncio.Event()

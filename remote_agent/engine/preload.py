@@ -1,4 +1,4 @@
-"""Modules that are loaded early, so that a script that imports them later sees nothing of it.
+"""Modules that are loaded early, so that a script that imports them later does not notice.
 
 In: names of modules. Out: `Notes`, what each import did; `Stash`, which takes the modules out of sys.modules and is a
 finder that gives each back when the script imports it, with everything else that its import does.
@@ -89,7 +89,7 @@ def put(name: bytes, value: bytes | None) -> None:
 
 
 class Environ(dict):  # type: ignore[type-arg]
-    """The dictionary below os.environ while modules load: it notes who reads and writes variables."""
+    """The dictionary below os.environ while modules load: it records which modules read and write variables."""
 
     def __init__(self, data: dict[bytes, bytes], notes: Notes) -> None:
         super().__init__(data)

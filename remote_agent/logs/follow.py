@@ -35,7 +35,7 @@ REST_S = 1.0
 _WAIT_S = 5.0
 # Least pause between two looks for new rows: each look reads the block at the end of a file again.
 LOOK_S = 0.1
-# A record may go on this long after its last line: the gap, and what the times of lines are inexact by.
+# A record may continue this long after its last line: the gap, and what the times of lines are inexact by.
 _HOLD_NS = RECORD_GAP_NS + 100_000_000
 # Longest wait for the index of a file that existed before this agent.
 _INDEX_WAIT_S = 60.0

@@ -355,7 +355,7 @@ class StepReader:
         """When the progress bar that is shown first counted something."""
         self._kind = len(_KINDS)
         self._counts_parts = False
-        """The steps began anew: what they count is not the whole training."""
+        """The steps started over: they do not count the whole training."""
         self._carry: dict[str, bytes] = {}
 
     @property
@@ -462,7 +462,7 @@ class Reports:
         except OSError:
             return
         at = self._read.get(path, 0)
-        # A file that the script has cut begins anew.
+        # A file that the script has truncated is read from its start.
         at = 0 if facts.st_size < at else at
         if facts.st_size == at:
             return

@@ -34,7 +34,7 @@ SLICE = 256 * 1024
 _BATCH_ROWS = 256
 _BATCH_BYTES = 512 * 1024
 _BATCH_S = 0.2
-# An empty batch is sent this often to show that the search goes on.
+# An empty batch is sent this often to show that the search continues.
 _ALIVE_S = 10.0
 # How often the event loop gets a turn while nothing is found.
 _LINES_PER_TURN = 64

@@ -247,7 +247,7 @@ class LogStore:
 
         A row is given if its line matches `pattern` and has the `level` or a worse one, and if its record passes
         `shown` (level, include, exclude). first: as for `follow`. after: [generation, rank, stream, line], the line to
-        go on with; an answer names with `after` how far a reader has come when all that was there has been given.
+        continue with; an answer names with `after` how far a reader has come when all that was there has been given.
         since_ns: only what came then or later. apart: how many lines were left out because they are of a stream that
         was not asked for. past: end with what is there; whole: without unfinished lines and records.
         """

@@ -52,7 +52,7 @@ def level_of(line: bytes) -> int:
     """Return the level bit of one line."""
     front = line[:_FRONT]
     if b"\x1b" in front:
-        # Replaced, not removed: the bits of a block come from words as they stand in the file.
+        # Replaced, not removed: the bits of a block come from words as they are in the file.
         front = ESCAPES.sub(b"\0", front).lstrip(b"\0")
     # This is asked of every line: each expression runs only where some bytes of its words occur.
     if b".cpp:" in front or b"torch/" in front:

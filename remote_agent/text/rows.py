@@ -19,7 +19,7 @@ CLIP = 64 * 1024
 RECORD_LIMIT = 512
 # A traceback is written at once: a rank that prints indented lines must not wait for an unindented one.
 RECORD_GAP_NS = 1_000_000_000
-# A record goes on behind this many blank lines, so that few lines decide whether a line continues one.
+# A record continues behind this many blank lines, so that few lines decide whether a line continues one.
 BLANK_LIMIT = 8
 
 _RANK_TAG = re.compile(rb"^(?:\x1b\[[\d;]*m)*(?:\[(?:rank|default)?\d+\]: ?)?")

@@ -31,7 +31,7 @@ from remote_agent.wire.gate import (
 
 # More than any job has: a damaged number must not become a list of that length.
 MAX_RANKS = 1 << 17
-# In the years 1684 and 2255; anything beyond is no time. A machine without a clock believes that it is 1970.
+# In the years 1684 and 2255; anything beyond is no time. A machine without a clock starts in 1970.
 MAX_TIME_NS = 9_000_000_000 * 1_000_000_000
 _MOMENT = re.compile(r"(?:1[6-9]|2\d)\d\d-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{3}(?:\d{3})?)?Z")
 

@@ -1,4 +1,4 @@
-"""How long each part of a job may go on without a sign of the others: shares of node_timeout, and why they fit.
+"""How long each part of a job may continue without a sign of the others: shares of node_timeout, and why they fit.
 
 In: node_timeout in seconds. Out: seconds. All times run from one moment: when the newest heartbeat that was answered
 was sent. A share below must be over before the next one begins, so that no worker lives when the next group starts:
@@ -11,7 +11,7 @@ was sent. A share below must be over before the next one begins, so that no work
   form a group without this node.
 * To end, workers get STOP from their engine (SIGKILL at once), then the engine is killed with them, which takes less
   than DEATH. `LOOK_S` is how late the end of a lease may be noticed.
-* An engine whose agent stands still ends its workers by itself: the agent never allows it more than what is left of its
+* An engine whose agent is suspended ends its workers by itself: the agent never allows it more than what is left of its
   own lease, and STOP.
 
 `holds` is these sentences as inequalities; a node_timeout for which one is false is refused.

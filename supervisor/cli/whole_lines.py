@@ -196,7 +196,7 @@ def _missing(size: int) -> bytes:
 def patiently(session: Session) -> Asking:
     """Return a function that makes log requests, and waits for lost links, up to PATIENCE in all.
 
-    After that it returns empty answers, as for dropped bytes, and the log goes on without them.
+    After that it returns empty answers, as for dropped bytes, and the log continues without them.
     """
     left = PATIENCE
 

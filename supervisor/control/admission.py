@@ -1,7 +1,7 @@
 """What a joining node receives, and what the others receive about it: the job's description, accepted authorities.
 
 In: what linked nodes report of themselves; the authorities that this session has made. Out: a description and
-authorities that no single node can forge; nodes that believe them.
+authorities that no single node can forge; nodes that trust them.
 
 An authority lives for one command. It certifies nodes, all linked nodes get its certificate, and its key is gone. A
 node learns of an authority over its own link to an operator only. What this session has not made itself counts if more
@@ -39,7 +39,7 @@ class Issuer:
         self._authority: Authority | None = None
 
     def authority(self) -> Authority:
-        """Return it; the nodes do not believe it before `spread`."""
+        """Return it; the nodes do not trust it before `spread`."""
         if self._authority is None:
             self._authority = make_authority(self._job)
             self._hub.believe(fingerprints(self._authority.ca))
@@ -59,7 +59,7 @@ def _common(reports: Collection[Collection[str]]) -> set[str]:
 
 
 def _believable(hub: Hub) -> set[str]:
-    """Return the fingerprints of all authorities that the nodes of the job should believe."""
+    """Return the fingerprints of all authorities that the nodes of the job should trust."""
     reports = [known for link in hub.opened_links() if (known := _believed_by(link))]
     return {*hub.authorities, *_common(reports)}
 
@@ -99,7 +99,7 @@ async def description(hub: Hub) -> JobSpec:
 
 
 async def authorities(hub: Hub) -> dict[str, str]:
-    """Return the authorities that the nodes of the job should believe, as PEM text by fingerprint."""
+    """Return the authorities that the nodes of the job should trust, as PEM text by fingerprint."""
     wanted = _believable(hub)
     for link in hub.opened_links():
         unknown = wanted - hub.authorities.keys()

@@ -133,7 +133,7 @@ class Healer:
                 hub.notice(f"healing: {error}", "warning")
 
     def _spread(self) -> None:
-        """Tell nodes whom to believe, beside the other checks: one that does not answer must not delay them."""
+        """Send nodes the authorities to trust, in parallel with the checks: a silent node must not delay those."""
         if self._spreading is None or self._spreading.done():
             self._spreading = self._hub.own(self._tell(), "tell the nodes of each other")
 

@@ -117,7 +117,7 @@ async def promote(hub: Hub, node: str | None) -> dict[str, Any]:
 
 
 async def _goes_on(hub: Hub, head: str, away: list[str]) -> bool:
-    """Let a coordinator that waits for too many nodes go on without those out of reach; return whether it did wait."""
+    """Let a coordinator that waits for too many nodes continue without those out of reach; return whether it waited."""
     request = {"force": True, "given_up": away, "operator": hub.operator}
     link = hub.links.get(head)
     if not away or link is None:

@@ -104,7 +104,7 @@ class Material:
 
     spec: JobSpec
     authority: Authority | None
-    """Certifies the node; None: it has a certificate that the others believe."""
+    """Certifies the node; None: it has a certificate that the others trust."""
     believed: str = ""
     """PEM text of the other authorities that certify nodes of the job."""
     tree: Tree | None = None
@@ -134,7 +134,7 @@ async def prepare(hub: Hub, link: Link, node: NodeLink, material: Material) -> N
     request = {"spec": material.spec.to_json(), "node": name, "ca": material.believed}
     if material.authority is not None:
         leaf = sign_with(material.authority.ca, material.authority.ca_key, name)
-        # Its own comes first: by that others see later whether they believe it.
+        # Its own comes first: by that others see later whether they trust it.
         request |= {"ca": material.authority.ca + material.believed, "cert": leaf.cert, "key": leaf.key}
     material.begun.add(name)
     end = time.monotonic() + (REPLACE_DEADLINE if material.replaces else 0.0)

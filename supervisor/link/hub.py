@@ -77,7 +77,7 @@ class Hub:
         self.spec: JobSpec | None = plan.spec if plan is not None else None
         """Set if this supervisor launched the job."""
         self.authorities: dict[str, str] = {}
-        """The authorities that nodes should believe, as far as this session knows: PEM text by fingerprint."""
+        """The authorities that nodes should trust, as far as this session knows: PEM text by fingerprint."""
         self.attach = attach
         """None (not recorded in the journal), "watch", or "control" (also heals the job)."""
         self.follows = follow or attach is not None
@@ -235,7 +235,7 @@ class Hub:
         self.spec = spec
 
     def believe(self, authorities: Mapping[str, str]) -> None:
-        """Note authorities that the nodes should believe, as PEM text by fingerprint."""
+        """Note authorities that the nodes should trust, as PEM text by fingerprint."""
         self.authorities.update(authorities)
 
     def set_failure(self, error: SupervisorError) -> None:

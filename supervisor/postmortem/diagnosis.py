@@ -1,4 +1,4 @@
-"""The verdict of each generation that a set of log files shows: of those that failed, not of those that went on.
+"""The verdict of each generation that a set of log files shows: of those that failed, not of those that continued.
 
 In: files. Out: the contract's documents: incidents, oldest first, and the facts about NCCL.
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 ERROR_BYTES = 64 << 20
 # Group and generation of files outside of any run's directory.
 LOOSE = ("", 0)
-# When a task has failed srun ends the others: what Slurm prints about that is not the cause.
+# When a task has failed, srun ends the others: what Slurm prints about that is not the cause.
 _SRUN_TERMINATES = re.compile(r"^srun: (?:Force )?Terminat(?:ing|ed) (?:StepId|job step)")
 # Tasks that were terminated by others are reported alike.
 _TASK_DIED = re.compile(r"^srun: error: \S+: tasks? [\d,-]+: (?!Terminated|Exited with exit code 143)")
@@ -298,7 +298,7 @@ def was_retried(incident: Incident, files: Iterable[tuple[str, FileLine]]) -> bo
 
 
 def was_survived(incident: Incident, ranks: Mapping[int | None, Sequence[tuple[str, FileLine]]]) -> bool:
-    """Whether every rank of the evidence went on training to the end of its text, in which no process ended."""
+    """Whether every rank of the evidence continued training to the end of its text, in which no process ended."""
     if incident.exit_code is not None or incident.exit_signal is not None or not incident.evidence:
         return False
     fatal = _SKIPPED if incident.category == "nan_loss" else _ENDS

@@ -285,7 +285,7 @@ def _damaged(path: Path, error: Exception) -> RecordingError:
 
 
 def _meta(path: Path, file: zipfile.ZipFile) -> Json:
-    """Return what the recording says of itself; raises RecordingError, Misfit."""
+    """Return what the recording says about itself; raises RecordingError, Misfit."""
     if file_format.META not in file.namelist():
         raise RecordingError(f"{path}: not a recording", "`supervisor record` makes one")
     meta = parse(_read(path, file, file_format.META))

@@ -202,7 +202,7 @@ def _drawn_on_terminal() -> Iterator[None]:
 class _Fragile:
     """A terminal that may be closed while it is written to: errors are ignored.
 
-    Textual's writer thread exits at the first error, and then its full queue blocks the application for ever. This
+    Textual's writer thread exits at the first error, and then its full queue blocks the application forever. This
     can happen before the SIGHUP on which we leave.
     """
 

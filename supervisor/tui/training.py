@@ -51,7 +51,7 @@ def asked(snapshot: Snapshot) -> tuple[tuple[str, ...], list[int] | None]:
 
 
 class Newest(NamedTuple):
-    """What the ranks' output says of the training now."""
+    """What the ranks' output says about the training now."""
 
     step: int | None
     total: int | None

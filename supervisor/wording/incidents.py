@@ -1,4 +1,4 @@
-"""Incidents as text: the cause of a failure, its victims and evidence, what became of it, and what to do. Pure.
+"""Incidents as text: the cause of a failure, its consequences and evidence, its state, and what to do. Pure.
 
 In: incident documents. Out: text without colour, one fact a line; display names of categories and confidence.
 """
@@ -135,7 +135,7 @@ def _ago(stamp: object, now_s: float) -> str:
 
 
 def incident_lines(incident: Document, *, traceback: bool = True, utc: bool = False) -> list[str]:
-    """Return an incident in lines: summary, cause, evidence, traceback, victims, hint."""
+    """Return an incident in lines: summary, cause, evidence, traceback, consequences, hint."""
     generation = or_dash(incident.get("generation"))
     named = f"culprit: {who}" if (who := culprit(incident)) else "no culprit named"
     lines = [

@@ -49,7 +49,7 @@ class Loop:
 
     @property
     def text(self) -> str:
-        """What it does, and who waits."""
+        """What the rank does, and which ranks wait for it."""
         wait = max(self.waits.values(), key=lambda wait: wait.age_s)
         who = name_ranks(sorted(self.waits))
         return f"busy for {self.seconds:.0f} s at {self.place}; {who} waiting in {call_text(wait)}"

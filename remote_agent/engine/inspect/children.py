@@ -158,7 +158,7 @@ async def spy(pids: Iterable[int]) -> tuple[dict[int, str], str]:
 
 
 def _spy(program: str, pid: int, timeout_s: float) -> tuple[str, str]:
-    """Return the stack of one process, or why there is none; both empty when it is gone or is not Python."""
+    """Return the stack of one process, or why there is none; both empty if it has ended or is not Python."""
     # --nonblocking does not stop the process, and one that hangs does not change.
     command = [program, "dump", "--nonblocking", "--full-filenames", "--pid", str(pid)]
     try:

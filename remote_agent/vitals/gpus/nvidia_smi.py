@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from remote_agent.vitals.gpus.gpu import Gpu, Reader
 
 CHOSEN_BY = "CUDA_VISIBLE_DEVICES"
-# nvidia-smi loads the driver's library anew each time.
+# nvidia-smi loads the driver's library each time.
 EVERY_S = 5.0
 DEADLINE_S = 10.0
 _MIB = 1 << 20

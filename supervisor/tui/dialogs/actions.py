@@ -443,7 +443,7 @@ class ActionDialogs:
             self._ask_without(action, verb, args, answer["nodes"])
 
     def _ask_without(self, action: Action, verb: str, args: dict[str, Any], nodes: dict[str, Any]) -> None:
-        """Name the nodes that did not get the files, and ask whether to try again or to go on without them."""
+        """Name the nodes that did not get the files, and ask whether to try again or to continue without them."""
         failed = {name: one for name, one in nodes.items() if not one["accepted"]}
         facts = [
             *_result_facts(failed),

@@ -141,7 +141,7 @@ class ButtonDialog(Dialog[str]):
                 yield Button(button.label, id=button.id, compact=True, classes="danger" if button.danger else "")
 
     def lay_out(self) -> None:
-        """Wrap the facts anew."""
+        """Rewrap the facts."""
         self.query_one("#facts", Static).update(self._text())
 
     def extra(self) -> Iterable[Widget]:

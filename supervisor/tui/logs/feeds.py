@@ -211,7 +211,7 @@ class RankFeed(Feed):
         if following() or self._read is None:
             self._read = self._total if answer.data.get("complete", True) else self._read
         elif self._total < self._read:
-            # The file was written anew.
+            # The file was rewritten.
             self._read = 0
 
     def note_read(self, rows: Sequence[LogRow]) -> None:

@@ -1,4 +1,4 @@
-"""One incident as lines: the culprit, what happens next, the traceback, the evidence, the victims folded.
+"""One incident as lines: the culprit, what happens next, the traceback, the evidence, the consequences.
 
 In: an incident object of the contract, a snapshot. Out: lines, and the log line that each one opens.
 """
@@ -133,7 +133,7 @@ def _missing(page: PageBuilder, incident: Json, snapshot: Snapshot) -> None:
     missing = incident.get("missing")
     if missing is None:
         return
-    page.section("who waits for whom")
+    page.section("waiting and missing ranks")
     is_current = snapshot.generation == incident["generation"] and not snapshot.ended
     nodes = snapshot.nodes if is_current else ()
     for row in hang_rows(missing, nodes, page.width, page.glyphs, over=incident.get("ongoing") is False):

@@ -48,7 +48,7 @@ class Column(Generic[T]):
     width: int
     """Cells; 0: what is left."""
     cell: Callable[[T], Row]
-    """What stands in it."""
+    """Its content."""
     keep: float = 0
     """Columns with the lowest number go first where there is no room; 9 always stays."""
     at_right: bool = False
@@ -56,7 +56,7 @@ class Column(Generic[T]):
     """What it is sorted by, where that is not its text; None: unknown."""
 
     def text(self, item: T) -> str:
-        """What stands in it, without roles."""
+        """Its content, without roles."""
         return "".join(text for text, _ in self.cell(item)).strip()
 
     def rank(self, item: T) -> tuple[Any, ...] | None:

@@ -53,7 +53,7 @@ class IncidentScreen(LiveScreen):
         self._drawn_s = 0
 
     def tick(self, snapshot: Snapshot, age_s: float, changed: bool) -> None:
-        """Draw anew every second: the page says for how long, and in how long."""
+        """Redraw every second, because the page shows durations and the time that is left."""
         now_s = int(times.now())
         super().tick(snapshot, age_s, changed or now_s != self._drawn_s)
         self._drawn_s = now_s

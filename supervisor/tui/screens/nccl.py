@@ -68,7 +68,7 @@ class NcclPage(PageBuilder):
         """By line: its text in full, and what to do."""
 
     def about(self, row: Row, nodes: tuple[str, ...], *more: str) -> None:
-        """Add a line about nodes; `more`: all that it says, for whom selects it."""
+        """Add a line about nodes; `more`: its full text, shown when the line is selected."""
         self.add(row)
         if nodes:
             self.nodes[self.lines[-1].key] = nodes[0]

@@ -1,6 +1,6 @@
 """The run so far: its generations with why each began and ended, the phases of each restart, the journal.
 
-In: snapshots, events. Out: a selection; ways to the logs and to what an event speaks of.
+In: snapshots, events. Out: a selection; ways to the logs and to what an event is about.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class RunScreen(LiveScreen):
         return self.query_one("#generations", Picker)
 
     def show(self, snapshot: Snapshot) -> None:
-        """Show the newest state; a reader who has left the end of the journal stays where he is."""
+        """Show the newest state; if the end of the journal is not in view, the view does not move."""
         events = self.shell.source.events
         if len(events) < self._runs.taken:
             # It is another journal: a recording was turned back.
@@ -242,13 +242,13 @@ class RunScreen(LiveScreen):
 
     @on(Picker.Opened)
     def open_selection(self, event: Picker.Opened) -> None:
-        """Open the log of a generation, or what an event speaks of."""
+        """Open the log of a generation, or what an event is about."""
         if event.view.id == "generations":
             self.shell.open_log(Target(), event.key if isinstance(event.key, int) else None)
         else:
             self.shell.open_event(event.key)
 
     def action_logs(self) -> None:
-        """Open the log of the selected generation, or of what the event speaks of."""
+        """Open the log of the selected generation, or of what the event is about."""
         chosen = self._generations.selected if self.focused is self._generations else None
         self.shell.open_log(self.selection(), chosen if isinstance(chosen, int) else None)

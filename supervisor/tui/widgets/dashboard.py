@@ -1,6 +1,6 @@
 """The training at a glance: progress, curves, strips.
 
-In: snapshots, the journal, the history's series. Out: rows; they are made anew only when one of these is newer.
+In: snapshots, the journal, the history's series. Out: rows; they are rebuilt only when one of these is newer.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Dashboard(LineView, can_focus=False):
         self.redraw()
 
     def on_resize(self) -> None:
-        """Lay everything out anew."""
+        """Rebuild the whole layout."""
         self._again()
 
     def next_strip(self, series: Series | None) -> bool:

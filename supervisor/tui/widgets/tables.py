@@ -92,7 +92,7 @@ class LaidOut(Picker):
             self._again()
 
     def on_resize(self) -> None:
-        """Lay the columns out anew."""
+        """Recompute the layout of the columns."""
         self._again()
 
 
