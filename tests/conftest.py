@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.cluster.fixtures import hosts_of
-from tests.cluster.leftovers import MARK, describe, end, marked
+from tests.cluster.leftovers import MARK, below, describe, end, marked
 from tests.scratch import outer, scratch
 from tests.stub import on_path
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 # Every process that a test starts inherits the mark, unless it goes through SSH to a host with an environment of its
 # own; those are ended with their host.
-os.environ[MARK] = secrets.token_hex(8)
+# A worker of pytest-xdist has one below that of its session, which ends what a worker that was killed had started.
+os.environ[MARK] = ".".join(filter(None, (os.environ.get(MARK), secrets.token_hex(8))))
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -35,6 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
     held.enter_context(scratch())
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(outer()))  # of tmp_path: the last three runs' are kept
     config.add_cleanup(held.close)
+    config.add_cleanup(lambda: end(below(os.environ[MARK])))
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.default_int_handler)
     # A shell that runs the suite in the background has these ignored, and every process of a test would inherit it.
