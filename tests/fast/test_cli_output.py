@@ -91,7 +91,7 @@ def test_a_slow_reader_is_noticed_and_does_not_block_the_loop() -> None:
         for _ in range(6):
             writer.put(b"x" * 1024 * 1024)
         assert writer.full
-        await asyncio.wait_for(writer.room(), 1.0)
+        await asyncio.wait_for(writer.room(), 60)
         assert writer.full
         assert writer.stalled_s > 0
         assert not writer.close(0.05)

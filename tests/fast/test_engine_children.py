@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -44,7 +43,7 @@ Thread MainThread (most recent call first):
         (f"cat <<'END'\n{DUMP}END", {7: STACK, 9: STACK}, ""),
         ("echo Permission Denied: Try running again >&2; exit 1", {}, NOT_ALLOWED),
         ("echo Error: No such process >&2; exit 1", {}, ""),
-        ("exec sleep 60", {}, "py-spy took longer than 0.3 s there"),
+        ("exec sleep 600", {}, "py-spy took longer than 0.3 s there"),
         (None, {}, NOT_INSTALLED),
     ],
     ids=["stacks", "not allowed", "gone", "slow", "not installed"],
@@ -58,10 +57,8 @@ def test_what_py_spy_says(
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     if script is None:
         monkeypatch.setenv("PATH", os.defpath)
-    monkeypatch.setattr(children, "SPY_S", 0.3 if note.startswith("py-spy took") else 20.0)
-    begin = time.monotonic()
-    assert asyncio.run(spy([7, 9])) == (stacks, note)
-    assert time.monotonic() - begin < 20
+    monkeypatch.setattr(children, "SPY_S", 0.3 if note.startswith("py-spy took") else 60.0)
+    assert asyncio.run(asyncio.wait_for(spy([7, 9]), 120)) == (stacks, note)
 
 
 CALLS = {"x86_64": {"read": 0, "close": 3, "futex": 202}, "aarch64": {"read": 63, "close": 57, "futex": 98}}

@@ -243,15 +243,15 @@ def test_gpus_come_from_a_process_of_its_own(tool: Path, monkeypatch: pytest.Mon
         tasks, host = Tasks(), HostUsage(tool)
         taken = Vitals(host, "job-x", lambda: True)
         taken.start(tasks, "127.0.0.1", dict)
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while not ((node := taken.report({})[0]) and node["gpus"] and node["cpu"] is not None):
             assert time.monotonic() < end
             await asyncio.sleep(0.02)
         assert node["net_in"] is not None
         assert [gpu["use"] for gpu in node["gpus"]] == [98, 0]
         assert "uuid" not in node["gpus"][0]
-        assert 0 <= node["gpus"][0]["age_s"] < 20
-        assert node["age_s"] < 1
+        assert 0 <= node["gpus"][0]["age_s"] < 60
+        assert node["age_s"] < 60
         await tasks.close()
 
     asyncio.run(check())

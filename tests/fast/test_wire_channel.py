@@ -262,7 +262,7 @@ def test_what_follows_the_end_of_a_stream_is_thrown_away() -> None:
             ends: tuple[dict[str, Any], ...] = ({"end": True}, {"item": {}}, {"error": {"kind": "late"}}, {"ok": {}})
             for late in ends:
                 await _write(writer, encode({"re": 1, **late}), 2 * STREAM_BACKLOG)
-            call = asyncio.ensure_future(channel.call("x", timeout=5))
+            call = asyncio.ensure_future(channel.call("x", timeout=60))
             await asyncio.sleep(0)
             await _write(writer, encode({"re": 2, "ok": {}}), 1)
             assert (await call).data == {}
@@ -402,7 +402,7 @@ def test_odd_headers_neither_hang_nor_leak(header: dict[str, Any]) -> None:
         ours, (_, writer) = await _pair()
         channel = Channel(*ours)
         owner = asyncio.ensure_future(channel.run())
-        call = asyncio.ensure_future(channel.call("x", timeout=5))
+        call = asyncio.ensure_future(channel.call("x", timeout=60))
         await asyncio.sleep(0)
         writer.write(encode(header))
         await writer.drain()
@@ -499,6 +499,6 @@ def test_a_thread_reads_a_stream_of_any_length_and_learns_why_it_ends() -> None:
                     with pytest.raises(ChannelClosed):
                         await asyncio.to_thread(read, other, refused=False)
             await channel.close()
-            await asyncio.wait_for(running, 5)
+            await asyncio.wait_for(running, 60)
 
     _run(check)
