@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import shutil
 import sys
 import threading
@@ -110,6 +111,18 @@ class EngineProcess:
 def alive(pid: int) -> bool:
     """Tell whether a process runs; a dead one that nobody has waited for does not."""
     return stat_fields(pid)[:1] not in ([], ["Z"], ["X"])
+
+
+def await_death(pid: int) -> None:
+    """Wait until a process that was told to end has ended: the kernel may take its time, even after SIGKILL."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        assert select.select([handle], [], [], DEADLINE_S)[0], f"process {pid} lives"
+    finally:
+        os.close(handle)
 
 
 def order(root: Path, script: str | Path, *args: str, **changes: Any) -> dict[str, Any]:

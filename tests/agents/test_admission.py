@@ -76,7 +76,7 @@ def test_a_node_is_added_by_another_operator_and_believed_by_all_in_the_end(tmp_
             await other.ready()
             answer = await other.request("add", node="n3")
             await until(other, lambda: has(other, "generation_running", answer["generation"]))
-            assert any("n2: unreachable, does not know yet that n3 is new" in notice.text for notice in other.notices)
+            assert any("n2: unreachable; it learns about the new node n3" in notice.text for notice in other.notices)
         no_node_has_an_authoritys_key(made)
         assert [len(authorities.read(files_of(made, node).ca)) for node in ("n1", "n2", "n3")] == [2, 1, 2]
         assert await reaches(made, "n3", "n1")

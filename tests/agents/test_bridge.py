@@ -25,6 +25,7 @@ from remote_agent.bridge import starting
 from remote_agent.tree.sync import TreeSync
 from remote_agent.wire import CallFailed, Channel, ChannelClosed, Problem
 from supervisor.ssh import AgentFile
+from tests.agents.engine_process import await_death
 from tests.agents.nodes import REPOSITORY, Node, Nodes
 
 SLEEPS = "import time\ntime.sleep(600)\n"
@@ -280,6 +281,7 @@ def test_an_agent_starts_once_detached_and_is_found_again(tmp_path: Path) -> Non
             await asyncio.wait_for(channel.closed.wait(), 60)
             with pytest.raises(ChannelClosed):
                 await channel.call("identity")
+            await asyncio.to_thread(await_death, pid)
             # A lost agent starts again on the directory that is there.
             await nodes.start("n1")
             assert int(files.pid.read_text().split()[0]) != pid

@@ -12,7 +12,7 @@ import pytest
 
 from remote_agent.base.proc import run_program
 from remote_agent.wire import MAGIC, encode
-from tests.agents.engine_process import alive
+from tests.agents.engine_process import await_death
 
 WAIT_S = 30.0
 
@@ -59,4 +59,4 @@ def test_a_tool_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> None
     with pytest.raises(asyncio.TimeoutError):
         asyncio.run(run_program(["sh", "-c", line], 0.5))
     assert time.monotonic() - began < 60.0
-    assert not alive(int((tmp_path / "pid").read_text()))
+    await_death(int((tmp_path / "pid").read_text()))

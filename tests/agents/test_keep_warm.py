@@ -14,7 +14,7 @@ import pytest
 
 from remote_agent.base.paths import Home
 from remote_agent.bridge.probe import left_over
-from tests.agents.engine_process import alive
+from tests.agents.engine_process import alive, await_death
 from tests.agents.nodes import WAIT_S, Nodes, end_agent
 
 SCRIPT = "import decimal, os\nprint('{word}', os.environ['SSH_CONNECTION'], flush=True)\n"
@@ -129,14 +129,15 @@ def test_what_is_kept_ends_with_its_owner_and_its_time(tmp_path: Path, monkeypat
         jobs = Edits(tmp_path / how, keep_warm=1.0 if how == "time" else 600.0)
         try:
             await jobs.run("first-1", "one")
+            agent = jobs.pid("first-1")
             if how != "time":
                 await jobs.kept("first-1")
-                agent = jobs.pid("first-1")
                 engine, *_ = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
                 os.kill(int(engine) if how == "engine" else agent, END_BY[how])
             await jobs.disconnect()
             while jobs.all_pids():
                 await asyncio.sleep(0.05)
+            await asyncio.to_thread(await_death, agent)
             (row,) = (await jobs.ask("jobs"))["jobs"]
             assert (row["warm_until_ns"], row["live"]) == (None, False)
         finally:

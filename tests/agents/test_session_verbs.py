@@ -20,6 +20,7 @@ import supervisor.inventory
 from supervisor.cli import main
 from supervisor.cli.home import KnownJobs
 from supervisor.inventory import Inventory
+from tests.agents.engine_process import await_death
 from tests.agents.test_session_hosts import WAIT_S, Hosts, hosts
 
 pytestmark = [pytest.mark.torch, pytest.mark.e2e]
@@ -237,7 +238,9 @@ def test_detach_steer_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capf
         assert f"supervisor attach {made.inventory().path} job-t" in again.err
         assert cli.json("status", "h.toml", "--json")["state"] == "running"
         # Where its agent is gone, its files are still those of a job that runs.
-        os.kill(made.agents()["n2/job-t"], signal.SIGKILL)
+        agent = made.agents()["n2/job-t"]
+        os.kill(agent, signal.SIGKILL)
+        await_death(agent)
         kept = cli("clean", "h.toml")
         assert (kept.status, kept.lines) == (0, ["kept job-t: its agent is still running on n1"])
         assert cli("clean", "h.toml", "job-t").status == 1
