@@ -72,13 +72,16 @@ class NodeLink:
     async def written(self, rank: int, data: bytes, stream: str = "stdout") -> Path:
         """Write, and wait until the agent has seen it."""
         path = self.write(rank, data, stream)
-        size = path.stat().st_size
+        await self.seen(rank, path.stat().st_size, stream)
+        return path
+
+    async def seen(self, rank: int, size: int, stream: str = "stdout") -> None:
+        """Wait until the agent has seen that many bytes."""
         while not any(
             (file["rank"], file["stream"], file["size"]) == (rank, stream, size)
             for file in (await self.store.list()).data["files"]
         ):
             await asyncio.sleep(0.005)
-        return path
 
 
 class Cluster:
@@ -268,7 +271,7 @@ def test_a_file_that_was_written_anew_shows_no_old_line(tmp_path: Path) -> None:
         feed = RankFeed(cluster.source, "n1", 0, 0, "stdout")
         await feed.refresh(10, no)
         await feed.load(0)
-        path.write_bytes(lines(400, "new"))
+        await node.seen(0, path.write_bytes(lines(400, "new")))
         await feed.refresh(10, no)
         assert feed.missing(0, 9) == 0
         await feed.load(0)
