@@ -134,7 +134,7 @@ def _labels(labels: dict[str, Any]) -> str:
 
 
 async def serve(port: int, status: Callable[[], Document], record: Callable[..., None]) -> None:
-    """Answer until cancelled; a port that cannot be had is written to the journal, and the job continues."""
+    """Answer until cancelled; a port that is not available is written to the journal, and the job continues."""
     requests = Tasks()
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

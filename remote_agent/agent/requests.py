@@ -267,7 +267,7 @@ class AgentRequests(JobRequests):
         return Answer({})
 
     def _is_alone(self) -> bool:
-        """Whether this node has no coordinator any more, and is none that holds its group."""
+        """Whether this node has no coordinator any more, and is not one that holds its group."""
         coordinator = self._member.office.coordinator
         if coordinator is not None:
             return coordinator.is_short()

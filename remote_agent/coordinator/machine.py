@@ -184,7 +184,7 @@ def on_unfit(turn: Turn, event: inputs.Unfit) -> None:
         return
     connected = node.connected
     lose_node(turn, event.node, event.reason, status="failed")
-    # Its agent is there all the same, and must hear of the end.
+    # Its agent still runs, and must learn of the end.
     turn.set_node(event.node, connected=connected)
 
 

@@ -30,7 +30,7 @@ EARLY_S = 60.0
 MACHINE_FAULTS = frozenset(
     {"cuda_error", "host_oom_kill", "bus_error_shm", "disk_full", "nccl_system_error", "dataloader_worker_killed"}
 )
-# One bad moment is none, two may be chance; max_restarts is 3 by default, so a fourth would end the job.
+# One fault proves nothing, two may be chance; max_restarts is 3 by default, so a fourth would end the job.
 QUARANTINE_FAULTS = 3
 # Most groups have stopped by then, and what fails together is reported together; an operator hardly notices this delay.
 PUBLISH_AFTER_S = 0.5

@@ -109,7 +109,7 @@ def choose(state: s.State) -> list[dict[str, Any]]:
 def on_placed(turn: Turn, node: str, report: Mapping[str, Any]) -> None:
     """Note that a member has the chosen snapshots in place; one that has not is left out of the group."""
     state, resume = turn.state, turn.state.resume
-    # An answer to an older order is none to this one.
+    # An answer to an older order does not answer this one.
     if node not in resume.placing or report.get("ids") != [one["id"] for one in resume.chosen or ()]:
         return
     if report.get("problem"):

@@ -56,7 +56,7 @@ class Node:
     cold: str | None = None
     """Why its newest ranks were started like any process; empty: they were forked; None: unknown."""
     disk: str = ""
-    """Which disk its agent has: with another one it has forgotten its promises."""
+    """Which disk its agent has: with another disk, its votes are lost."""
     leaves: bool = False
     """It was removed, and stays only until a group without it has formed."""
     cordoned: bool = False

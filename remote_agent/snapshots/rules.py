@@ -33,7 +33,7 @@ _PART_NAME = re.compile(rb"__\d+_\d+\.distcp")
 CLOCKS_NS = 1_000_000_000
 _TRAINER = re.compile(r"checkpoint-\d+")
 _STEPPED = re.compile(r"(?:step|iter|epoch|checkpoint|ckpt|snapshot)[^/\d]{0,8}\d+", re.I)
-# `epoch=3-step=120`: the step; the number of an epoch is none.
+# `epoch=3-step=120`: the step; the number of an epoch is not a step.
 _STEP = re.compile(r"(?:step|iter|checkpoint|ckpt|snapshot)[^/\d]{0,8}(\d{1,15})", re.I)
 # Numbers that tell ranks and parts from each other, not one snapshot from the next.
 _NUMBER = re.compile(r"((?:rank|shard|part|proc|worker|node|gpu|mp|tp|pp|dp|of|model)[-_.]{0,2})?\d+", re.I)

@@ -126,7 +126,7 @@ class Store:
             path.unlink()
 
     def check(self) -> None:
-        """Forget snapshots of which a content is gone: other nodes would ask for them in vain. Raises OSError."""
+        """Forget snapshots of which a content is gone: other nodes could not fetch them. Raises OSError."""
         for one in self.kept:
             if any(_size(self.path_of(file.sha256)) != file.size for file in one.manifest.files.values()):
                 self._drop([one])
@@ -382,7 +382,7 @@ def read_kept(root: Path) -> dict[str, KeptSnapshot]:
 
 
 def content_at(root: Path, sha: str) -> Path:
-    """Return where a content lies that is kept in a directory; raises Problem for a name that is none."""
+    """Return where a content lies that is kept in a directory; raises Problem for an invalid name."""
     if not _SHA256.fullmatch(sha):
         raise Problem("bad_request", f"not the name of a content: {sha!r}")
     return root / "contents" / sha

@@ -91,23 +91,23 @@ def _under(folder: Path, leave_out: LeaveOut) -> Iterator[RunFile]:
         for name in sorted(names):
             path = Path(base, name)
             # Reading a pipe would block; a broken link has no target.
-            found = (_flight(path) or _classify(path)) if path.is_file() else None
-            if found is None:
+            file = (_flight(path) or _classify(path)) if path.is_file() else None
+            if file is None:
                 continue
-            why = _unfit(found)
+            why = _unfit(file)
             if not why:
-                yield found
+                yield file
             elif why != BINARY:
                 leave_out(f"{path}: {why}")
 
 
 def _named(path: Path) -> RunFile:
     """Return a file that the user named, whatever its name is; raises UsageError."""
-    found = _flight(path) or _classify(path) or RunFile(path, stream="stdout")
-    why = _unfit(found)
+    file = _flight(path) or _classify(path) or RunFile(path, stream="stdout")
+    why = _unfit(file)
     if why:
         raise UsageError(f"{path}: {why}")
-    return found
+    return file
 
 
 def _flight(path: Path) -> RunFile | None:
@@ -167,10 +167,10 @@ def _place(path: Path) -> RunFile | None:
     return None
 
 
-def _with_nodes_joined(found: list[RunFile]) -> list[RunFile]:
+def _with_nodes_joined(files: list[RunFile]) -> list[RunFile]:
     """Return the files with the directories of one job on several nodes as one run: their journals start alike."""
     jobs: dict[bytes, list[RunFile]] = {}
-    for each in found:
+    for each in files:
         if each.stream == "journal" and (first := _first_line(each.path)):
             jobs.setdefault(first, []).append(each)
     shared = [journals for journals in jobs.values() if len(journals) > 1]
@@ -179,7 +179,7 @@ def _with_nodes_joined(found: list[RunFile]) -> list[RunFile]:
     longest = {id(max(journals, key=lambda each: each.path.stat().st_size)) for journals in shared}
     return [
         dataclasses.replace(each, group=home[each.group]) if each.group in home else each
-        for each in found
+        for each in files
         if each.stream != "journal" or each.group not in home or id(each) in longest
     ]
 
@@ -189,25 +189,25 @@ def _first_line(path: Path) -> bytes:
         return file.readline(_SNIFF)
 
 
-def _without_local_ranks(found: list[RunFile]) -> list[RunFile]:
+def _without_local_ranks(files: list[RunFile]) -> list[RunFile]:
     """Return the files without torchrun's ranks if there are several nodes: its directories show local ranks only."""
-    runs = {each.group for each in found if each.rank is not None and _ATTEMPT.fullmatch(each.path.parent.parent.name)}
+    runs = {each.group for each in files if each.rank is not None and _ATTEMPT.fullmatch(each.path.parent.parent.name)}
     if len(runs) < 2:
-        return found
-    return [dataclasses.replace(each, group="torchrun", rank=None) if each.group in runs else each for each in found]
+        return files
+    return [dataclasses.replace(each, group="torchrun", rank=None) if each.group in runs else each for each in files]
 
 
-def _without_copies(found: list[RunFile]) -> list[RunFile]:
+def _without_copies(files: list[RunFile]) -> list[RunFile]:
     """Return the files without those copied from a lost node whose own files are there too."""
-    copies = {each.path for each in found if (each.path.parent / COPY_MARK).exists()}
-    own = {(each.group, each.generation, each.rank) for each in found if each.path not in copies}
-    return [each for each in found if each.path not in copies or (each.group, each.generation, each.rank) not in own]
+    copies = {each.path for each in files if (each.path.parent / COPY_MARK).exists()}
+    own = {(each.group, each.generation, each.rank) for each in files if each.path not in copies}
+    return [each for each in files if each.path not in copies or (each.group, each.generation, each.rank) not in own]
 
 
-def _unfit(found: RunFile) -> str:
+def _unfit(run_file: RunFile) -> str:
     """Return why a file cannot be read as a log; empty: it can."""
     try:
-        with found.path.open("rb") as file:
+        with run_file.path.open("rb") as file:
             start = 0
             with contextlib.suppress(OSError, AttributeError):
                 # The oldest bytes of our own logs may have been freed.
@@ -216,13 +216,13 @@ def _unfit(found: RunFile) -> str:
     except OSError as error:
         return error.strerror or str(error)
     # A rank may print anything to its own file.
-    if found.rank is not None or found.stream == "journal":
+    if run_file.rank is not None or run_file.stream == "journal":
         return ""
     packed = next((why for magic, why in _FORMATS if head.startswith(magic)), "")
     text = _HOLE.sub(b"", head) or head
     return packed or (BINARY if text.count(b"\0") > len(text) // 20 else "")
 
 
-def total_size(found: Iterable[RunFile]) -> int:
+def total_size(files: Iterable[RunFile]) -> int:
     """Return the bytes of these files."""
-    return sum(each.path.stat().st_size for each in found)
+    return sum(each.path.stat().st_size for each in files)

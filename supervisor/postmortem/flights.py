@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Json = dict[str, Any]
-# Where ranks part, the logs of the others show no more than that they waited.
+# If ranks called different collectives, the logs of the others show only that they waited.
 _CONSEQUENCES = frozenset(
     {"nccl_timeout_watchdog", "hang_no_output", "collective_desync", "gloo_connection_reset", "nccl_remote_error"}
 )

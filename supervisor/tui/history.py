@@ -53,13 +53,13 @@ class Past:
 
     async def _fetch(self, snapshot: Snapshot, kinds: Sequence[str], ids: Sequence[int] | None, points: int) -> None:
         try:
-            found = await self._shell.source.series(kinds, ids, self._span_s(snapshot), points)
+            series = await self._shell.source.series(kinds, ids, self._span_s(snapshot), points)
         except SupervisorError:
             # The bars above say what is wrong; the next try may succeed.
             return
         finally:
             self._asking = False
-        self.series, self._is_of_end = trimmed(found), snapshot.ended
+        self.series, self._is_of_end = trimmed(series), snapshot.ended
         self._shell.look_again()
 
     def _span_s(self, snapshot: Snapshot) -> float:

@@ -54,7 +54,7 @@ JOBS: Final[dict[str, Look]] = {
 UNKNOWN: Final = Look("-", "-", "unknown", "off")
 NO_LINK: Final = Look("-", "-", "no link", "off")
 
-# Worst first: the order of tables, and which rank speaks for its node where there is one glyph per node.
+# Worst first: the order of tables, and which rank represents its node where there is one glyph per node.
 RANK_ORDER: Final = ("failed", "silent", "starting", "killed", "running", "succeeded")
 
 

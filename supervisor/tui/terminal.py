@@ -235,7 +235,7 @@ class OnlyText(LineFilter):
 
 
 LONGEST_NOTICE: Final = 200
-# Terminals that show what they do not know of titles.
+# Terminals that print an unknown title sequence as text.
 _WITHOUT_TITLE: Final = ("linux", "vt", "dumb")
 
 

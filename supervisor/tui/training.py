@@ -1,4 +1,4 @@
-"""The training of a job at a glance: how far, how fast, how long still, what it costs, who is slow. Pure.
+"""The training of a job at a glance: how far, how fast, how long still, what it costs, which ranks are slow. Pure.
 
 In: a snapshot, the journal's runs and events, the history's series. Out: rows of the dashboard.
 """
@@ -186,13 +186,13 @@ _STOPS: Final = (
 def _steps(series: Series) -> list[tuple[float, float, float]]:
     """Return the time, the least and the greatest step of all ranks of each bucket that has one."""
     spans = [span for (kind, _), span in series.ranks.items() if kind == "step"]
-    found = []
+    points = []
     for at in range(series.buckets):
         lows = charts.known(span.low[at] for span in spans)
         highs = charts.known(span.high[at] for span in spans)
         if lows:
-            found.append((series.begin_s + (at + 1) * series.width_s, min(lows), max(highs)))
-    return found
+            points.append((series.begin_s + (at + 1) * series.width_s, min(lows), max(highs)))
+    return points
 
 
 def _step_s(series: Series) -> float | None:
@@ -310,7 +310,7 @@ def _strip_head(name: str, usual: float | None, kind: str, width: int, glyphs: G
 
 
 def _rank_values(series: Series, snapshot: Snapshot, kind: str) -> list[tuple[RankRow, Sequence[float]]]:
-    found: list[tuple[RankRow, Sequence[float]]] = []
+    strips: list[tuple[RankRow, Sequence[float]]] = []
     for rank in snapshot.ranks:
         gpu = rank.vitals.get("gpu")
         if kind == "gpu_use":
@@ -318,8 +318,8 @@ def _rank_values(series: Series, snapshot: Snapshot, kind: str) -> list[tuple[Ra
         else:
             span = series.ranks.get((kind, rank.rank))
         if span is not None:
-            found.append((rank, span.mean))
-    return found
+            strips.append((rank, span.mean))
+    return strips
 
 
 def _slow(status: Json) -> set[object]:

@@ -88,7 +88,7 @@ def age(seconds: object) -> str:
 
 
 def local_time(stamp: object) -> datetime.datetime | None:
-    """Return a UTC time of the documents (`…Z`) in the operator's time zone, None where it is none."""
+    """Return a UTC time of the documents (`…Z`) in the operator's time zone, None if it is not one."""
     if not isinstance(stamp, str) or not stamp:
         return None
     try:

@@ -150,25 +150,25 @@ def highlight(row: Row, pattern: re.Pattern[str]) -> Row:
     """The row with every match of the pattern in the role of a hit."""
     text = text_of(row)
     try:
-        found = within(HIGHLIGHT_S, lambda: [match.span() for match in pattern.finditer(text) if match.group()])
+        matches = within(HIGHLIGHT_S, lambda: [match.span() for match in pattern.finditer(text) if match.group()])
     except TooLong:
         return row
-    if not found:
+    if not matches:
         return row
     spans_out: list[Span] = []
     position = 0
     for piece, look in row:
         at = 0
         while at < len(piece):
-            inside, stop = _next_edge(found, position + at, position + len(piece))
+            inside, stop = _next_edge(matches, position + at, position + len(piece))
             spans_out.append((piece[at : stop - position], "hit" if inside else look))
             at = stop - position
         position += len(piece)
     return tuple(spans_out)
 
 
-def _next_edge(found: list[tuple[int, int]], start: int, end: int) -> tuple[bool, int]:
-    for first, last in found:
+def _next_edge(matches: list[tuple[int, int]], start: int, end: int) -> tuple[bool, int]:
+    for first, last in matches:
         if start < first:
             return False, min(first, end)
         if start < last:

@@ -102,24 +102,24 @@ class Finder:
         here = any((row.generation, row.rank, row.stream, row.line) == key for row in rows)
         return (pages[0], pages[1]) if here and len(pages) == 2 else None
 
-    async def run(self, found: Callable[[], None], around: int, near_ns: int | None) -> None:
+    async def run(self, on_batch: Callable[[], None], around: int, near_ns: int | None) -> None:
         """Search, and continue with new lines until there are more hits than are kept or the job has ended."""
-        await self.search(found, around, near_ns)
+        await self.search(on_batch, around, near_ns)
         over = False
         while not over and self.part is None and not self._is_refused:
             await asyncio.sleep(LOOK_EVERY)
             over = self._source.ended
-            await self._look(self._collect({}, found, None), found)
+            await self._look(self._collect({}, on_batch, None), on_batch)
 
-    async def search(self, found: Callable[[], None], around: int = 0, near_ns: int | None = 0) -> None:
-        """Collect all hits, or the next ones if they are too many; `found` is called after each batch.
+    async def search(self, on_batch: Callable[[], None], around: int = 0, near_ns: int | None = 0) -> None:
+        """Collect all hits, or the next ones if they are too many; `on_batch` is called after each batch.
 
         around: this many rows at the first hit from `near_ns` on (None: at the newest) are requested too (`pages`).
         """
         first: dict[str, Any] = {"around": around, "near_ns": near_ns, "note_page": self._note_page} if around else {}
         if "nccl" not in self.selection.streams:
             first["note_apart"] = self._note_apart
-        await self._look(self._collect(first, found, near_ns), found)
+        await self._look(self._collect(first, on_batch, near_ns), on_batch)
 
     async def go_on(self, direction: int, place: Hit | None, pointer: LineKey | None) -> Hit | None:
         """Request the hit that `step` does not know, wrapping around; None: there is a `problem`."""
@@ -142,7 +142,7 @@ class Finder:
         query: dict[str, Any] = {"pattern": self.text, "ignore_case": self.ignore_case}
         return {**query, "level": self.level} if self.level else query
 
-    async def _look(self, work: Awaitable[None], found: Callable[[], None]) -> None:
+    async def _look(self, work: Awaitable[None], on_batch: Callable[[], None]) -> None:
         count, problem, self.problem = len(self.hits), self.problem, ""
         self.looks += 1
         try:
@@ -157,15 +157,15 @@ class Finder:
             self.problem = str(error) or type(error).__name__
         if self.running or problem != self.problem or count != len(self.hits):
             self.running = False
-            found()
+            on_batch()
 
-    async def _collect(self, more: dict[str, Any], found: Callable[[], None], near_ns: int | None) -> None:
+    async def _collect(self, more: dict[str, Any], on_batch: Callable[[], None], near_ns: int | None) -> None:
         """Search new lines; if there are too many hits, keep those near the current one."""
         query = {**self._query, **more, "reached": self._reached, "limit": HITS_KEPT, "clocks": self.clocks}
         async with contextlib.aclosing(self._source.search(self.selection, **query)) as rows:
             async for row in rows:
                 if self._take(row) and len(self.hits) % 64 == 1:
-                    found()
+                    on_batch()
                 if len(self.hits) >= HITS_KEPT:
                     break
         if len(self.hits) >= HITS_KEPT:

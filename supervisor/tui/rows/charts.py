@@ -47,15 +47,15 @@ def spread_over(values: Sequence[float], columns: int) -> list[float]:
         cuts = [at * count // columns for at in range(columns + 1)]
         groups = [known(values[begin:end]) for begin, end in itertools.pairwise(cuts)]
         return [sum(group) / len(group) if group else math.nan for group in groups]
-    found = []
+    stretched = []
     for column in range(columns):
         at = column * (count - 1) / max(1, columns - 1)
         left, share = values[int(at)], at - int(at)
         right = values[min(int(at) + 1, count - 1)]
-        found.append(
+        stretched.append(
             left + (right - left) * share if share and math.isfinite(right) else left if share < 0.5 else right
         )
-    return found
+    return stretched
 
 
 def curve(values: Sequence[float], width: int, height: int, glyphs: Glyphs) -> list[str]:

@@ -153,12 +153,12 @@ def _traceback(page: PageBuilder, incident: Json) -> None:
 
 
 def _evidence(page: PageBuilder, incident: Json) -> None:
-    found = incident["evidence"]
-    if not found:
+    evidence = incident["evidence"]
+    if not evidence:
         return
-    places = [place_of(entry, incident["generation"]) for entry in found]
+    places = [place_of(entry, incident["generation"]) for entry in evidence]
     page.section("evidence", "enter: open the line in the log" if any(places) else "")
-    for entry, place in zip(found, places, strict=True):
+    for entry, place in zip(evidence, places, strict=True):
         where = f"r{entry.get('rank')}" if entry.get("rank") is not None else ""
         head = fit(f"{entry.get('node') or ''} {where}".strip(), 9, page.glyphs.more)
         name = PurePath(entry.get("file") or "").name or "-"

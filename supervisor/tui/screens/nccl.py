@@ -204,11 +204,11 @@ def _inside(fabric: Fabric, group: NodeGroup) -> Counter[str]:
 
 def _across(fabric: Fabric, one: NodeGroup, other: NodeGroup) -> Counter[str]:
     left, right = set(one.nodes), set(other.nodes)
-    found = Counter[str]()
+    transports = Counter[str]()
     for (first, second), kinds in fabric.pairs.items():
         if first != second and ((first in left and second in right) or (first in right and second in left)):
-            found.update(kinds)
-    return found
+            transports.update(kinds)
+    return transports
 
 
 def groups_of(fabric: Fabric, room: int) -> list[NodeGroup]:
@@ -219,10 +219,10 @@ def groups_of(fabric: Fabric, room: int) -> list[NodeGroup]:
     for node, facts in fabric.nodes.items():
         inside = frozenset(short(kind) for kind in fabric.pairs.get((node, node), ()))
         alike.setdefault((inside, *(facts.get(name) for name in ALIKE)), []).append(node)
-    found = sorted(alike.values(), key=len)
-    if len(found) > room:
-        found = [*found[: room - 1], [node for nodes in found[room - 1 :] for node in nodes]]
-    return [NodeGroup(fold(nodes), tuple(nodes)) for nodes in found]
+    groups = sorted(alike.values(), key=len)
+    if len(groups) > room:
+        groups = [*groups[: room - 1], [node for nodes in groups[room - 1 :] for node in nodes]]
+    return [NodeGroup(fold(nodes), tuple(nodes)) for nodes in groups]
 
 
 # --- the rest

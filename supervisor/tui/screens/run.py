@@ -133,12 +133,12 @@ def run_lines(
 def _saved(run: Run, status: Json) -> list[str]:
     """The kept snapshots that this generation has written, newest first; `x b` goes back to one."""
     began, ended = values.local_time(run.began_at), values.local_time(run.ended_at)
-    found = []
+    snapshots = []
     for one in reversed(status.get("snapshots") or ()):
         saved = datetime.datetime.fromtimestamp(one["time_ns"] / 1e9, tz=datetime.timezone.utc)
         if began is not None and began <= saved and (ended is None or saved < ended):
-            found.append("  ".join(snapshot_words(one)))
-    return found
+            snapshots.append("  ".join(snapshot_words(one)))
+    return snapshots
 
 
 def _restart(run: Run, width: int, glyphs: Glyphs) -> list[Row]:

@@ -65,8 +65,8 @@ class LaidOut(Picker):
 
     def chosen(self, items: Sequence[T], columns: Sequence[Column[T]]) -> list[T]:
         """Return the items that pass the filter, in the chosen order."""
-        found = matching(items, columns, self.needle) if self.needle else items
-        return self.order.sorted(found, columns)
+        selected = matching(items, columns, self.needle) if self.needle else items
+        return self.order.sorted(selected, columns)
 
     def filter_by(self, needle: str) -> None:
         """Show only the rows of which a cell has this text; all with ""."""
