@@ -41,8 +41,8 @@ class Block(nn.Module):
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         states = states + self.merge(mixed.transpose(1, 2).reshape(batch, length, width))
-        fed: torch.Tensor = states + self.feed(self.norm_feed(states))
-        return fed
+        output: torch.Tensor = states + self.feed(self.norm_feed(states))
+        return output
 
 
 class Gpt(nn.Module):

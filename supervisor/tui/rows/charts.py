@@ -129,7 +129,7 @@ def filled(values: Sequence[float], width: int, height: int, glyphs: Glyphs) -> 
 
 
 def heat(values: Sequence[float], usual: float | None, width: int, glyphs: Glyphs, *, percent: bool = False) -> Row:
-    """Return a strip of one rank; a time in which it needs more than `usual` glows. percent: of 100, nothing glows."""
+    """Return a strip of one rank; times above `usual` are highlighted. percent: of 100, nothing is highlighted."""
     spans: list[Span] = []
     for value in spread_over(values, width):
         if not math.isfinite(value) or not usual:
