@@ -56,7 +56,7 @@ class Series(NamedTuple):
 
 
 def query(kinds: Sequence[str], ids: Sequence[int] | None, seconds: float, points: int) -> SeriesQuery:
-    """Return what answers a span of so many seconds with at most so many buckets, as finely as there are."""
+    """Return what answers a span of this many seconds with at most this many buckets, as finely as there are."""
     level = level_for(seconds, points)
     return SeriesQuery(kinds, ids, level, max(1, min(points, math.ceil(seconds / WIDTHS_S[level]) + 1)))
 

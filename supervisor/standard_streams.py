@@ -170,7 +170,7 @@ def plain_error_console() -> Console:
 
 @contextlib.contextmanager
 def progress_bar(what: str, size: int) -> Iterator[Callable[[int], None]]:
-    """Show on stderr how much of so many bytes is done; yields a function that takes the number of further bytes."""
+    """Show on stderr how many of these bytes are done; yields a function that takes the number of further bytes."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -327,7 +327,7 @@ class LastOutputKeeper:
 
 
 def _limit(ranks: int) -> int:
-    """Return how much of the end of each file is kept, in bytes, of a node with so many ranks."""
+    """Return how much of the end of each file is kept, in bytes, of a node with this many ranks."""
     return min(END_BYTES, NODE_BYTES // (len(NAMES) * max(1, ranks)))
 
 

@@ -291,7 +291,7 @@ class AgentRequests(JobRequests):
 
 
 def watch_pause(ranks: int) -> float:
-    """Return the least seconds between two documents of a job of so many ranks."""
+    """Return the least seconds between two documents of a job of this many ranks."""
     return min(WATCH_MAX_S, max(WATCH_MIN_S, WATCH_RANK_S * ranks))
 
 

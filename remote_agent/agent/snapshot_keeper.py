@@ -470,7 +470,7 @@ class SnapshotKeeper:
             offset += len(piece)
 
     async def _wait_for_rate(self, size: int) -> None:
-        """Wait until so many bytes may leave this node."""
+        """Wait until this many bytes may leave this node."""
         now = time.monotonic()
         begin = max(now, self._free_at)
         self._free_at = begin + size / COPY_BYTES_S

@@ -15,7 +15,7 @@ from typing import Any
 from remote_agent.coordinator.state import HEARTBEAT_S
 from remote_agent.text.names import name_ranks
 
-# Steps with the same loss on all ranks, of so many values at least, before it counts as one loss.
+# Steps with the same loss on all ranks, of this many values at least, before it counts as one loss.
 PROOF_STEPS, PROOF_VALUES = 50, 10
 # Steps with another loss on the same ranks, in a row.
 APART_STEPS = 3

@@ -40,7 +40,7 @@ class Span(NamedTuple):
 
 
 def level_for(seconds: float, points: int) -> int:
-    """Return the finest level that covers a span with at most so many buckets, and with at most BUCKETS."""
+    """Return the finest level that covers a span with at most this many buckets, and with at most BUCKETS."""
     most = max(1, min(points, BUCKETS))
     return next((level for level, width in enumerate(WIDTHS_S) if seconds <= width * most), len(WIDTHS_S) - 1)
 

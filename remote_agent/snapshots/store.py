@@ -312,7 +312,7 @@ class Store:
             self._drop([older.pop(0)])
 
     def _lacking(self, needed: int) -> str:
-        """Say why so many bytes do not fit, "" where they do."""
+        """Return why this many bytes do not fit, "" if they do."""
         used = sum(one.size for one in self._kept.values())
         if self._limit and used + needed > self._limit:
             return f"{used + needed:,} bytes would be kept, and snapshots_limit is {self._limit:,}"

@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 STREAM_ROOM = 4 * 1024 * 1024
 # Bytes of requests from the other side that are being served.
 REQUEST_ROOM = 64 * 1024 * 1024
-# A frame counts as at least so many bytes: objects in memory are larger than their JSON.
+# A frame counts as at least this many bytes: objects in memory are larger than their JSON.
 LEAST_COST = 64 * 1024
 
 
@@ -424,7 +424,7 @@ def _send(sock: socket.socket, header: dict[str, Any]) -> None:
 
 
 def _receive(sock: socket.socket, space: memoryview, length: int) -> memoryview:
-    """Return so many bytes, in `space`; raises ChannelClosed where the other side has closed."""
+    """Return this many bytes, in `space`; raises ChannelClosed where the other side has closed."""
     count = 0
     while count < length:
         try:

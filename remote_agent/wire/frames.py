@@ -147,7 +147,7 @@ def receive(fd: int) -> Frame | None:
 
 
 def _read(fd: int, count: int) -> bytes:
-    """Return so many bytes, or fewer at the end."""
+    """Return this many bytes, or fewer at the end."""
     data = bytearray()
     while len(data) < count and (chunk := os.read(fd, count - len(data))):
         data += chunk

@@ -106,7 +106,7 @@ def document(result: Preflight, problems: Sequence[CheckFinding], *, ok: bool) -
 
 
 def wrapped(line: str, columns: int) -> list[str]:
-    """Return a line wrapped to so many columns; continuation lines are indented below the value."""
+    """Return a line wrapped to this many columns; continuation lines are indented below the value."""
     head = HEAD.match(line)
     indent = head.end() if head is not None and head.end() < columns // 2 else 4
     pieces = textwrap.wrap(line, columns, subsequent_indent=" " * indent, break_on_hyphens=False)

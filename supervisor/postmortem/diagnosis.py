@@ -52,7 +52,7 @@ _MEETINGS = re.compile(
 # Every match contains one of these words: looking for words is much faster.
 _OF_MEETINGS = ("ccl", "process", "distributed", "rendezvous", "c10d", "world", "barrier", "waiting for")
 _UNCAUGHT = re.compile(r"Traceback \(most recent call last\)|Fatal Python error|terminate called")
-# Half-precision training sometimes reduces the scale of the loss: harmless if so many good steps follow.
+# Half-precision training sometimes reduces the scale of the loss: harmless if this many good steps follow.
 _SKIPPED = re.compile(r"OVERFLOW! Rank \d+ Skipping step|\b(?:[Ll]oss|grad[_ ]norm)['\"]?[:=]? ?(?:nan|NaN)\b")
 _OF_SKIPPED = ("OVERFLOW", "nan", "NaN")
 _GOOD_STEPS = 10

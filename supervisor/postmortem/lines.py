@@ -16,7 +16,7 @@ from remote_agent.diagnose.json_lines import shown_lines
 # Colours, titles and other control sequences of terminals.
 _CONTROL = re.compile(r"\x1b\[[\d;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _HEAD = "Traceback (most recent call last):"
-# A traceback is searched for in so many lines below its head; it has at least so many lines.
+# A traceback is searched for in this many lines below its head; it has at least this many lines.
 _NEAR = 200
 _LEAST = 3
 _DIGIT = re.compile(r"\d")

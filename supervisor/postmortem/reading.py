@@ -29,7 +29,7 @@ from typing import NamedTuple
 from supervisor.postmortem.lines import FileLine, clean
 
 Progress = Callable[[int], None]
-# Up to so many bytes in all, every line is read; beyond that only the relevant lines of long files.
+# Up to this many bytes in all, every line is read; beyond that only the relevant lines of long files.
 WHOLE_BYTES = 1 << 20
 # How many lines are kept of all files together, twice, and of a single file at most and at least.
 KEPT_LINES = 40_000

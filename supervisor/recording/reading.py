@@ -44,7 +44,7 @@ ROW_COST = 250
 RATIO = 50
 FREE_BYTES = 8 * 1024 * 1024
 BLOCK = 1024 * 1024
-# The history has a sample of the states this often; so many states are read before the screen has a turn.
+# The history has a sample of the states this often; this many states are read before the screen has a turn.
 EVERY_NS = 2_000_000_000
 STATUSES_PER_TURN = 64
 # What is recorded of the connection to a host.

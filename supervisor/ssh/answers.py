@@ -218,7 +218,7 @@ _SERIES = record(
 def _series(data: Any, body: bytes) -> Any:
     answer = _SERIES(data)
     if len(body) != 12 * answer["count"] * len(answer["series"]):
-        raise Misfit("series has not the values that its names announce")
+        raise Misfit("the values of series do not match its names")
     return answer
 
 

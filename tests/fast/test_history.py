@@ -119,7 +119,7 @@ def test_a_finished_job_answers_from_its_file(tmp_path: Path) -> None:
     assert list(unpack(answer.body, 1)[1]) == [2.5]
     assert read_answer("n1", "series", answer) == answer
     for body in (b"", answer.body + b"x", answer.body[:-1]):
-        with pytest.raises(MalformedAnswer, match="series has not the values"):
+        with pytest.raises(MalformedAnswer, match="the values of series do not match"):
             read_answer("n1", "series", Answer(answer.data, body))
 
 

@@ -23,7 +23,7 @@ _BRAILLE: Final = 0x2800
 SLOW, VERY_SLOW = 1.15, 1.5
 # Cells before a curve, for its name and the names of its ends.
 GUTTER: Final = 8
-# A greatest value of so many times the least one makes the scale logarithmic.
+# A greatest value of this many times the least one makes the scale logarithmic.
 LOG_FROM: Final = 20
 
 
@@ -39,7 +39,7 @@ def bounds(values: Iterable[float]) -> tuple[float, float] | None:
 
 
 def spread_over(values: Sequence[float], columns: int) -> list[float]:
-    """Return the value at each of so many columns: the mean of those that fall into it, or between its neighbours."""
+    """Return the values of this many columns: the mean of those that fall into it, or between its neighbours."""
     count = len(values)
     if not count or not columns:
         return []

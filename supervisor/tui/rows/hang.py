@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from supervisor.tui.model import NodeRow
     from supervisor.tui.source import Json
 
-# From so many cells on the source has room beside the ranks.
+# From this many cells on the source has room beside the ranks.
 BESIDE: Final = 100
 # In a larger group nodes of which all ranks wait alike share one line.
 MAX_SHOWN: Final = 64

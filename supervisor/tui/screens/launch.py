@@ -38,7 +38,7 @@ STAGES: Final = (
     ("torch", ("engine",)),
 )
 STAGE_WIDTH: Final = 15
-# Below so many columns only the present step has room.
+# Below this many columns only the present step has room.
 STAGES_FROM: Final = 110
 
 

@@ -175,7 +175,7 @@ class FeedView(WrappedView):
         return f"without {absent[0] if len(absent) == 1 else count(len(absent), 'node')}"
 
     def open(self, feed: Feed, *, every_s: float | None = None) -> None:
-        """Show another feed, at its end; refresh it every so many seconds while it is followed."""
+        """Show another feed, at its end; refresh it at this interval in seconds while it is followed."""
         self.feed = feed
         self._every_s = self._every_s if every_s is None else every_s
         self.follow = True
