@@ -18,7 +18,7 @@ from remote_agent.agent.requests import LOOKS, AgentRequests
 from remote_agent.base.proc import stat_fields
 from remote_agent.coordinator.operator_requests import VERBS
 from remote_agent.wire import Answer, CallFailed
-from tests.agents.engine_process import alive
+from tests.agents.engine_process import alive, await_death
 from tests.agents.nodes import WAIT_S, Nodes
 
 pytestmark = pytest.mark.torch
@@ -205,8 +205,11 @@ async def an_agent_ends_what_the_one_before_left(nodes: Nodes) -> None:
     left = [int(pid) for pid in (nodes.work / "left_1").read_text().split()[-2:]]
     worker = status["nodes"][1]["ranks"][0]["pid"]
     engine = int(stat_fields(worker)[1])
-    for pid in (status["nodes"][1]["agent_pid"], engine):
+    owners = (status["nodes"][1]["agent_pid"], engine)
+    for pid in owners:
         os.kill(pid, signal.SIGKILL)
+    for pid in owners:
+        await asyncio.to_thread(await_death, pid)
     await wait_gone([worker], 2.0)
     assert all(alive(pid) for pid in left)
     await nodes.start("n2")

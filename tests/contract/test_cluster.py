@@ -16,6 +16,7 @@ import pytest
 from tests.cluster import Cluster, ClusterError, cluster_obstacle
 from tests.cluster.fixtures import hosts_of
 from tests.cluster.network import NETNS_DIR, SSH_PORT, process_state
+from tests.contract.test_succession import until
 from tests.scratch import OUTER, outer
 
 pytestmark = [
@@ -178,7 +179,8 @@ def test_a_crashed_host_is_silent_and_comes_back_with_its_files(three: Cluster) 
     with subprocess.Popen([*three.ssh_command(1), "echo up; sleep 600"], stdout=subprocess.PIPE) as client:
         assert client.stdout is not None
         assert client.stdout.readline() == b"up\n"
-        assert any("sleep 600" in line for line in three.processes(1).values())
+        # What a process is called is not there for a moment, while it becomes another program.
+        until(lambda: any("sleep 600" in line for line in three.processes(1).values()), "sleep")
         three.crash(1)
         assert three.processes(1) == {}
         assert not _reaches(three.hosts[1].address, _SHORT_S)
