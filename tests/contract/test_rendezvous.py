@@ -158,6 +158,7 @@ def test_a_torchrun_started_by_hand_joins_our_job(hosts: Cluster, tmp_path: Path
             assert b"1 of 2 ranks are outside HOSTS" in job.run("status").stdout
 
 
+@nightly
 def test_our_job_joins_a_torchrun_started_by_hand(hosts: Cluster, tmp_path: Path) -> None:
     endpoint = f"{hosts.host('n3').address}:29511"
     options = ("--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "theirs", "--nnodes", "2")

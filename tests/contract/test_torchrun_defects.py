@@ -1,4 +1,7 @@
-"""Known defects of stock torchrun: ours does not have them. `python -m tests.bench defects` shows both."""
+"""Known defects of stock torchrun: ours does not have them. `python -m tests.bench defects` shows both.
+
+For `make nightly`: what makes the difference has tests of its own.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,9 @@ from tests.bench import contest, defects
 from tests.bench.defects import SCENARIOS, Scenario
 from tests.cluster import Cluster
 from tests.cluster.fixtures import hosts_of
+from tests.examples import nightly
 
-pytestmark = [pytest.mark.cluster, pytest.mark.e2e, pytest.mark.torch]
+pytestmark = [pytest.mark.cluster, pytest.mark.e2e, pytest.mark.torch, nightly]
 
 
 hosts = hosts_of(defects.HOSTS)
