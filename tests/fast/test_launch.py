@@ -16,6 +16,7 @@ from supervisor.launch import bringup
 from supervisor.launch.launch import Launch
 from supervisor.link.view import HostView, LaunchPlan
 from supervisor.ssh.scan import Tree
+from tests.fast import waiting
 from tests.fast.world import spec
 
 WAIT_S = 30.0
@@ -44,7 +45,6 @@ def launch(monkeypatch: pytest.MonkeyPatch, start_on: StartOn, **job: Any) -> li
     monkeypatch.setattr(bringup, "peer_address", address)
     monkeypatch.setattr(bringup, "assign", assign)
     monkeypatch.setattr("supervisor.launch.launch.quick", lambda _views: [])
-    monkeypatch.setattr("supervisor.launch.launch.LAST_REPORTS_S", 0.05)
     plan = LaunchPlan(spec(4, **job), NAMES)
     hub: Any = SimpleNamespace(
         inventory=SimpleNamespace(path=Path("hosts.toml")),
@@ -53,7 +53,7 @@ def launch(monkeypatch: pytest.MonkeyPatch, start_on: StartOn, **job: Any) -> li
         own_late=lambda _tasks: None,
         believe=lambda _fingerprints: None,
     )
-    asyncio.run(asyncio.wait_for(Launch(plan).run(hub), WAIT_S))
+    waiting.run(Launch(plan).run(hub), WAIT_S)
     return notices
 
 
@@ -165,14 +165,12 @@ def light_launch(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(bringup, name, some)
     monkeypatch.setattr("supervisor.launch.launch.read_tree", tree)
     monkeypatch.setattr("supervisor.launch.launch.quick", lambda _views: [])
-    monkeypatch.setattr("supervisor.launch.launch.LAST_REPORTS_S", 0.05)
 
 
 @pytest.mark.usefixtures("light_launch")
 @pytest.mark.parametrize("first", ["connected", "unreachable", "silent"])
-def test_of_two_launches_of_one_tree_at_the_same_time_one_starts(monkeypatch: pytest.MonkeyPatch, first: str) -> None:
+def test_of_two_launches_of_one_tree_at_the_same_time_one_starts(first: str) -> None:
     """Both lock the first host before the others; if it cannot be had, the next one."""
-    monkeypatch.setattr(bringup, "PASS_OVER_S", 0.05 if first == "silent" else WAIT_S)
 
     async def body() -> None:
         holders: dict[str, Trees] = {}
@@ -190,14 +188,13 @@ def test_of_two_launches_of_one_tree_at_the_same_time_one_starts(monkeypatch: py
         one.connect(*NAMES[1:])
         await start
 
-    asyncio.run(asyncio.wait_for(body(), WAIT_S))
+    waiting.run(body(), WAIT_S)
 
 
 @pytest.mark.usefixtures("light_launch")
-def test_hosts_that_hang_before_their_tree_is_locked_keep_no_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bringup, "PASS_OVER_S", 0.05)
+def test_hosts_that_hang_before_their_tree_is_locked_keep_no_other_waiting() -> None:
     holders: dict[str, Trees] = {}
     one = Trees(holders, hangs="n1")
     one.connect(*NAMES)
-    asyncio.run(asyncio.wait_for(one.launch(), WAIT_S))
+    waiting.run(one.launch(), WAIT_S)
     assert set(holders) == {*NAMES[1:]}
