@@ -316,8 +316,9 @@ class LastOutputKeeper:
         there = [list(each) for each in answer.get("ranks", ())]
         for _, generation, rank, folder in copies:
             if [generation, rank] in there:
-                self._logs.forget(generation, rank)
                 await self._background.run(shutil.rmtree, folder, True)
+                # Not earlier: the log store would find the files again.
+                self._logs.forget(generation, rank)
 
     async def _hear_own(self, node: str, channel: Channel | None, args: dict[str, Any]) -> Answer:
         asked = [(int(generation), int(rank)) for generation, rank in args["ranks"]]

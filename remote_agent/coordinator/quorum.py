@@ -36,9 +36,11 @@ class Group:
     def is_enough(self, votes: Votes, dead: Collection[str] = ()) -> bool:
         """Whether these nodes are more than half of the group, or half with its author.
 
-        `dead`: nodes that an operator declared dead; they do not count.
+        `dead`: nodes that an operator declared dead; they do not count, and where all are dead, none is needed.
         """
         members = {name: disk for name, disk in self.members.items() if name not in dead}
+        if not members:
+            return True
         count = sum(votes.get(name) == disk for name, disk in members.items())
         name, disk = self.author
         return 2 * count > len(members) or (2 * count == len(members) and votes.get(name) == disk)

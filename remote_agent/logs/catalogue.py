@@ -91,7 +91,7 @@ class Catalogue:
         return new
 
     def forget(self, generation: int, rank: int) -> None:
-        """Drop the files of one rank, which are about to be removed."""
+        """Drop the files of one rank, which have been removed."""
         path = self.root / f"generation_{generation}" / f"rank_{rank}"
         for file in self.by_folder.pop(path, ()):
             self.files.pop(file.key, None)

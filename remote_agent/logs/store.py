@@ -79,7 +79,7 @@ class LogStore:
         self._bell.ring()
 
     def forget(self, generation: int, rank: int) -> None:
-        """Drop the files of one rank, which are about to be removed."""
+        """Drop the files of one rank, which have been removed."""
         self._catalogue.forget(generation, rank)
 
     async def end(self) -> None:

@@ -272,6 +272,8 @@ class Channel:
                 await self._serve(None, header["op"], args, frame.body)
             else:
                 self._begin(number, frame, args)
+                # It begins now: a notice must not overtake a state change that a request makes, such as a join.
+                await asyncio.sleep(0)
         else:
             raise ProtocolError("a frame without op and without answer")
 

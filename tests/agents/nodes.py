@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import sys
 from collections.abc import AsyncIterator
@@ -141,7 +142,11 @@ class Nodes:
                         return event
             raise AssertionError(f"the journal ended without {kind}")
 
-        return await asyncio.wait_for(look(), WAIT_S)
+        try:
+            return await asyncio.wait_for(look(), WAIT_S)
+        except asyncio.TimeoutError:
+            status = json.dumps((await self.call(name, "status"))["nodes"])
+            raise AssertionError(f"no {kind} {match} within {WAIT_S:g} s; the nodes: {status}") from None
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -101,6 +101,22 @@ def test_a_node_that_an_operator_calls_dead_does_not_count_for_the_quorum() -> N
     assert (world.state.phase, world.state.members) == (s.RUNNING, ("n4", "n5"))
 
 
+def test_where_an_operator_calls_the_whole_last_group_dead_another_node_goes_on() -> None:
+    world = World(spec(2, min_nodes=1))
+    world.die("n2")
+    world.settle()
+    assert world.state.members == ("n1",)
+    world.state = replay.take_over(world.state.spec, "n2", 2, world.records(), world.now)
+    world.die("n1")
+    world.machines["n2"].lives += 1
+    world.join("n2")
+    world.settle()
+    assert world.state.phase == s.FORMING, "n1 may have formed another group"
+    world.feed(inputs.GivenUp("n1"))
+    world.settle()
+    assert (world.state.phase, world.state.members) == (s.RUNNING, ("n2",))
+
+
 def test_a_stray_agent_of_a_removed_node_is_sent_away() -> None:
     world = World(spec(3))
     world.feed(inputs.Remove("n3"))

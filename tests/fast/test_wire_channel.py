@@ -434,6 +434,29 @@ def test_notices_are_handled_in_their_order() -> None:
     _run(body)
 
 
+def test_a_notice_that_arrives_with_a_request_does_not_overtake_it() -> None:
+    async def body() -> None:
+        seen: list[str] = []
+
+        async def handle(op: str, args: dict[str, Any], body: bytes) -> Answer | Items:
+            seen.append(op)
+            return Answer({})
+
+        async with _against(handle) as (_, (_reader, writer)):
+            frames: list[dict[str, Any]] = [
+                {"id": 1, "op": "join"},
+                {"op": "report"},
+                {"id": 2, "op": "beat"},
+                {"op": "gone"},
+            ]
+            writer.write(b"".join(encode(frame) for frame in frames))
+            while len(seen) < len(frames):
+                await asyncio.sleep(0.001)
+        assert seen == [frame["op"] for frame in frames]
+
+    _run(body)
+
+
 def test_closing_twice_and_from_inside_is_harmless() -> None:
     async def body() -> None:
         async with _channels() as (left, right):
