@@ -120,6 +120,10 @@ async def until_true(look: Any) -> None:
     await until(check)
 
 
+async def lists_none_of(node: Node, rank: int) -> bool:
+    return all(file["rank"] != rank for file in (await node.logs.list()).data["files"])
+
+
 def test_what_a_rank_wrote_last_is_on_another_node_and_shown_there_once_its_node_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,8 +172,8 @@ def test_what_a_rank_wrote_last_is_on_another_node_and_shown_there_once_its_node
             # Back with its disk: its own log is the one that counts.
             n1.is_cut = False
             n2.note("node_ready", "n1", nproc=1)
-            await until_true(lambda: not copy.parent.exists())
-            assert not any(file["rank"] == 0 for file in (await n2.logs.list()).data["files"])
+            await until(lambda: lists_none_of(n2, rank=0))
+            assert not copy.parent.exists()
             assert out.exists()
 
     asyncio.run(check())
