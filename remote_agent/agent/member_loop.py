@@ -502,6 +502,7 @@ class MemberLoop:
                 await self._context.tree.switch(args.get("tree"))
                 if self.running == generation and self._lease_is_over():
                     self.running = None
+                    await self._ask_for_lease()
                     self.report("idle", {"generation": generation, "exits": []})
                 # Else it was stopped before it began: a `go` may be read late, and the tree takes its time.
                 if self.running == generation:
@@ -512,6 +513,16 @@ class MemberLoop:
         except (OSError, Problem, WireError, asyncio.TimeoutError) as error:
             why = str(error) or "no answer in time"
             self.report("order_failed", {"generation": generation, "message": f"{op}: {why}"})
+
+    async def _ask_for_lease(self) -> None:
+        """Send a heartbeat now: who reports idle is in the next group, and starts nothing there without a lease."""
+        channel, sent = self.channel, clocks.now()
+        if channel is None:
+            return
+        with contextlib.suppress(CallFailed, WireError, asyncio.TimeoutError):
+            await self._timed(channel, "beat", self._heartbeat(), CALL_TIMEOUT_S)
+            if self.channel is channel:
+                self._ballot.renew_lease(sent)
 
     async def _resume(self, op: str, args: dict[str, Any]) -> None:
         """Say which snapshots this node has, or put those in place from which the next group resumes."""

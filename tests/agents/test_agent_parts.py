@@ -167,6 +167,36 @@ def test_a_go_that_is_read_after_the_lease_starts_nothing(tmp_path: Path) -> Non
     asyncio.run(check())
 
 
+def test_a_node_without_a_lease_asks_for_one_before_it_reports_idle(tmp_path: Path) -> None:
+    """Else it is in one group after the other, and starts nothing, until its next heartbeat is answered."""
+
+    async def check() -> None:
+        heard: list[str] = []
+
+        async def answer(op: str, args: dict[str, Any], _body: bytes) -> Answer:
+            heard.append(args.get("op", op))
+            return Answer({"received_ns": time.time_ns(), "answered_ns": time.time_ns()})
+
+        async with agents(tmp_path, "n1") as (agent,):
+            ours, theirs = socket.socketpair()
+            coordinator = Channel(*await asyncio.open_connection(sock=theirs), answer)
+            channel = agent.member.channel = Channel(*await asyncio.open_connection(sock=ours))
+            running = [asyncio.ensure_future(one.run()) for one in (coordinator, channel)]
+            agent.context.ballot.follow(1, "n2")
+            view = agent.context.ballot.view
+            agent.context.ballot.view = dataclasses.replace(view, contact=view.contact - view.node_timeout)
+            await agent.member._carry_out("go", {"generation": 0, "tree": None})
+            await until(lambda: len(heard) == 2)
+            assert heard == ["beat", "idle"]
+            assert not agent.member._lease_is_over()
+            agent.member.channel = None
+            for one in (coordinator, channel):
+                await one.close()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    asyncio.run(check())
+
+
 def test_an_order_that_sets_what_may_run_a_program_starts_nothing(tmp_path: Path) -> None:
     async def check() -> None:
         async with agents(tmp_path, "n1") as (agent,):
