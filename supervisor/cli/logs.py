@@ -20,7 +20,7 @@ from remote_agent.text.patterns import compile_pattern, ignores_case, make_filte
 from remote_agent.text.rows import dropped_text
 from remote_agent.wire import Problem
 from supervisor.cli.entry import say
-from supervisor.cli.options import load_target, make_parser, parse, read_duration, read_ranks
+from supervisor.cli.options import load_target, make_parser, parse, read_duration, read_ranks, say_left_out
 from supervisor.cli.output import Writer
 from supervisor.cli.whole_lines import Printer, line_of, patiently, whole_line, write_folded
 from supervisor.errors import RequestFailed, UsageError
@@ -54,6 +54,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
 
     async def show() -> int:
         async with Session(inventory, job, follow=options.follow) as session:
+            session.note_left_out = say_left_out
             await session.ready()
             if _takes_late(options):
                 silent, what = await session.settle(timeout_s=LATE_GRACE), "shown once it answers"

@@ -219,6 +219,11 @@ def load_target(options: argparse.Namespace) -> tuple[Inventory, str | None]:
     return load_inventory(hosts, options), job
 
 
+def say_left_out(name: str, reason: str) -> None:
+    """Say that what a host has is missing, and why."""
+    say(f"{name}: {reason}; what it has is missing here")
+
+
 def in_session(
     options: argparse.Namespace,
     work: Callable[[Session], Awaitable[int | None]],
@@ -232,6 +237,7 @@ def in_session(
 
     async def connected() -> int:
         async with Session(inventory, job, follow=follow, live_only=live_only) as session:
+            session.note_left_out = say_left_out
             await session.ready()
             return await work(session) or 0
 

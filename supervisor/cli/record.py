@@ -22,7 +22,16 @@ from typing import TYPE_CHECKING, Any
 from remote_agent.diagnose.incidents import incidents_in
 from remote_agent.text.controls import escape_controls
 from supervisor.cli.entry import say
-from supervisor.cli.options import add_json, in_session, is_terminal, load_target, make_parser, parse, read_duration
+from supervisor.cli.options import (
+    add_json,
+    in_session,
+    is_terminal,
+    load_target,
+    make_parser,
+    parse,
+    read_duration,
+    say_left_out,
+)
 from supervisor.cli.output import write_json, write_lines
 from supervisor.cli.whole_lines import line_of
 from supervisor.errors import SupervisorError, UsageError
@@ -225,6 +234,7 @@ async def _of_job(inventory: Inventory, job: str | None) -> dict[str, Any]:
     from supervisor.session import Session
 
     async with Session(inventory, job) as session:
+        session.note_left_out = say_left_out
         await session.ready()
         for view in await session.settle():
             say(f"{view.name}: {view.step}: {view.error or 'no answer yet'}; its own facts are missing")

@@ -22,7 +22,6 @@ from supervisor.cli.entry import say
 from supervisor.cli.options import add_json, in_session, make_parser, parse
 from supervisor.cli.output import is_rich, write_json, write_table
 from supervisor.errors import RequestFailed, Unreachable, UsageError, why
-from supervisor.link.tasks import each
 from supervisor.logs.files import ask, sources
 from supervisor.wording.status import snapshot_rows
 from supervisor.wording.values import size as size_text
@@ -143,7 +142,7 @@ async def _take(link: Link, files: list[tuple[str, int, int, str]], target: Path
 async def _take_one(link: Link, sha: str, size: int, place: Path) -> None:
     digest, left = hashlib.sha256(), size
     with place.open("wb") as file:
-        async with aclosing(each(link.stream("snapshot_read", {"sha": sha}), PIECE_DEADLINE)) as pieces:
+        async with aclosing(link.whole_stream("snapshot_read", {"sha": sha}, timeout_s=PIECE_DEADLINE)) as pieces:
             async for piece in pieces:
                 left -= len(piece.body)
                 if left < 0:

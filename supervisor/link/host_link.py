@@ -11,13 +11,13 @@ import logging
 import math
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from remote_agent.wire import Answer, CallFailed, ChannelClosed, WireError
 from supervisor.errors import why
-from supervisor.link.tasks import wait_event
+from supervisor.link.tasks import each, wait_event
 from supervisor.link.view import HostView
 from supervisor.ssh import AgentFile, HostError, MalformedAnswer, NodeLink, connect, read_refusal
 
@@ -31,6 +31,13 @@ FIRST_DELAY = 0.25
 LONGEST_DELAY = 15.0
 CONNECT_DEADLINE = 20.0
 OPEN_DEADLINE = 15.0
+# How long others wait for the first answer of a host, from when it is first connected to, seconds.
+FIRST_ANSWER = 15.0
+# A host that owes an answer for this long is asked whether it is still there, seconds.
+SILENCE = 3.0
+# How long it may then send nothing before its connection counts as lost, seconds.
+SIGN_OF_LIFE = 5.0
+SILENT = f"no answer for {SILENCE + SIGN_OF_LIFE:g} s"
 
 Prepare = Callable[[NodeLink], Awaitable[None]]
 
@@ -43,12 +50,19 @@ class Owner(Protocol):
     attach: str | None
     operator: str
     agent: AgentFile
+    follows: bool
 
     def touch(self) -> None:
         """Report a change of the link's view."""
 
     def notice(self, text: str, level: str = "info", node: str | None = None) -> None:
         """Show the operator something about a host."""
+
+    def own(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Run a task until it ends or the hub closes."""
+
+    def leave_out(self, name: str, reason: str) -> None:
+        """Report that a host that had answered does not answer any more."""
 
     def note_srun(self, reason: str) -> None:
         """Report that srun is used instead of SSH."""
@@ -116,17 +130,35 @@ class Link:
         self._wake = asyncio.Event()
         self._again = False
         self._delay = FIRST_DELAY
+        self._began_at: float | None = None
+        self._owed = 0
+        self._checked: NodeLink | None = None
+        self._given_up: NodeLink | None = None
 
     # --- use
+
+    @property
+    def is_awaited(self) -> bool:
+        """True while others wait for this host: its first attempt goes on, and FIRST_ANSWER has not passed."""
+        if self.tried or not self.active:
+            return False
+        return self._began_at is None or time.monotonic() - self._began_at < FIRST_ANSWER
 
     async def call(
         self, op: str, args: dict[str, Any] | None = None, body: bytes = b"", *, timeout_s: float = 30.0
     ) -> Answer:
-        """Ask the job on this host; raises CallFailed, WireError, asyncio.TimeoutError."""
+        """Ask the job on this host; raises CallFailed, WireError, asyncio.TimeoutError.
+
+        The connection is lost, with ChannelClosed, as soon as the host is found to be silent.
+        """
         try:
-            return await self.node.channel.call(op, args, body, timeout=timeout_s)
+            with self._owing() as node:
+                return await node.channel.call(op, args, body, timeout=timeout_s)
         except (CallFailed, MalformedAnswer) as failed:
             raise self._judge(op, failed) from None
+        except asyncio.TimeoutError:
+            self.check()
+            raise
 
     async def try_call(self, op: str, args: dict[str, Any] | None = None, *, timeout_s: float) -> dict[str, Any] | None:
         """Ask the job on this host; returns None if it refuses or cannot be reached."""
@@ -137,13 +169,77 @@ class Link:
             return None
 
     async def stream(self, op: str, args: dict[str, Any] | None = None) -> AsyncGenerator[Answer, None]:
-        """Ask the job on this host for a stream; raises CallFailed, WireError."""
+        """Ask the job on this host for a stream that may rest; raises CallFailed, WireError."""
         async with aclosing(self.node.channel.stream(op, args)) as items:
             try:
                 async for item in items:
                     yield item
             except (CallFailed, MalformedAnswer) as failed:
                 raise self._judge(op, failed) from None
+
+    async def whole_stream(
+        self, op: str, args: dict[str, Any] | None = None, *, timeout_s: float
+    ) -> AsyncGenerator[Answer, None]:
+        """Yield all items of a stream that has an end; raises CallFailed, WireError, asyncio.TimeoutError.
+
+        `timeout_s`: for one item; of a host that is found to be silent the connection is lost sooner, as in `call`.
+        """
+        async with aclosing(each(self.stream(op, args), timeout_s)) as items:
+            while True:
+                with self._owing():
+                    item = await anext(items, None)
+                if item is None:
+                    return
+                yield item
+
+    @contextmanager
+    def _owing(self) -> Iterator[NodeLink]:
+        """Hold while the host owes an answer on the connection: it is checked once that takes long."""
+        node = self.node
+        self._owed += 1
+        timer = asyncio.get_running_loop().call_later(SILENCE, self.check)
+        try:
+            yield node
+        except ChannelClosed as closed:
+            raise (ChannelClosed(SILENT) if self._given_up is node else closed) from None
+        finally:
+            timer.cancel()
+            self._owed -= 1
+
+    def check(self) -> None:
+        """Ask the host whether it is there, again and again while it owes an answer; lose it once it is silent."""
+        if self.opened and self._node is not None and self._checked is not self._node:
+            self._checked = self._node
+            self._owner.own(self._check(self._node), f"check {self.view.name}")
+
+    async def _check(self, node: NodeLink) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while self._node is node:
+                asked_at = loop.time()
+                try:
+                    await node.channel.call("identity", timeout=SIGN_OF_LIFE)
+                except asyncio.TimeoutError:
+                    # A large answer may be on its way.
+                    if node.channel.heard_at <= asked_at and self._node is node:
+                        self._give_up()
+                        return
+                except (CallFailed, MalformedAnswer):
+                    log.debug("%s refuses to say who it is, so it is there", self.view.name)
+                except WireError:
+                    return
+                if not self._owed:
+                    return
+                await asyncio.sleep(SILENCE)
+        finally:
+            self._checked = None
+
+    def _give_up(self) -> None:
+        self._given_up = self._node
+        self._down("link", SILENT)
+        if not self._owner.follows:
+            self._owner.leave_out(self.view.name, SILENT)
+        self.reopen()
 
     def _judge(self, op: str, failed: CallFailed | MalformedAnswer) -> CallFailed | MalformedAnswer:
         """Return the error to raise; of one that is the host's own, show it, and prefer all others as sources."""
@@ -265,10 +361,14 @@ class Link:
     # --- keep
 
     async def keep(self) -> None:
-        """Connect, open the job, wait until the connection ends, and repeat until cancelled."""
+        """Connect, open the job, wait until the connection ends, and repeat until cancelled.
+
+        Unless the hub follows the job, a host that falls silent is not connected to again.
+        """
         while True:
             while not self.active:
                 await self._wait(None)
+            self._began_at = self._began_at or time.monotonic()
             node = await self._connect()
             if node is None:
                 await self._pause()
@@ -283,6 +383,9 @@ class Link:
                 self._node, self.opened, self._working = None, False, False
                 await node.close()
             self._owner.touch()
+            if self._given_up is node and not self._owner.follows and self._work is None:
+                # A command that only asks has said that this host is left out.
+                return
             if not self._again and self._work is None:
                 await self._pause()
             self._again = False

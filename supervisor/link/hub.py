@@ -13,14 +13,15 @@ import os
 import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from remote_agent.diagnose.incidents import incidents_after
 from remote_agent.wire import CallFailed, WireError
 from supervisor import known
 from supervisor.errors import HostFailure, RequestFailed, SupervisorError, Unreachable, why
-from supervisor.link.host_link import Link
-from supervisor.link.tasks import cancel_all, each, wait_event
+from supervisor.link.host_link import FIRST_ANSWER, Link
+from supervisor.link.tasks import cancel_all, wait_event
 from supervisor.link.view import HostView, LaunchPlan, Notice
 from supervisor.ssh import AgentFile
 
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# How long to wait for hosts that do not answer where all of them matter, seconds.
-SETTLE_DEADLINE = 15.0
 # How long to wait for the first news of a job, seconds.
 HEARD_DEADLINE = 10.0
 # How long an agent may take for the next record of its journal, seconds.
@@ -57,6 +56,8 @@ class Hub:
 
     version = 0
     """Grows with every change."""
+    note_left_out: Callable[[str, str], object] | None = None
+    """Called with a host that had answered, and why its answers are missing now, when that happens first."""
 
     def __init__(
         self,
@@ -105,6 +106,7 @@ class Hub:
         """Why the launch failed, or why the job cannot be found."""
         self.late: set[str] = set()
         """Hosts that are still coming up although the job has started."""
+        self._left_out: set[str] = set()
         self.ended = False
         """True once the job is over and `events` has its last event."""
         self.job_known = asyncio.Event()
@@ -169,11 +171,11 @@ class Hub:
         while not done() and time.monotonic() < end:
             await self.wait_change(0.1)
 
-    async def settle(self, nodes: Iterable[str] | None = None, timeout_s: float = SETTLE_DEADLINE) -> list[HostView]:
-        """Wait until all hosts (or `nodes`) have answered or failed, at most `timeout_s`; returns the others."""
+    async def settle(self, nodes: Iterable[str] | None = None, timeout_s: float = FIRST_ANSWER) -> list[HostView]:
+        """Wait until no host (or none of `nodes`) is awaited any more, at most `timeout_s`; returns the absent ones."""
         wanted = self.links if nodes is None else set(nodes)
         links = [link for name, link in self.links.items() if link.active and name in wanted]
-        await self.wait_until(lambda: all(link.tried for link in links), timeout_s)
+        await self.wait_until(lambda: not any(link.is_awaited for link in links), timeout_s)
         return [link.view for link in links if not link.opened and not link.missing]
 
     async def heard(self) -> None:
@@ -218,6 +220,12 @@ class Hub:
         """Show the operator something that is not in the journal."""
         self.notices.append(Notice(time.time_ns(), text, level, node))
         self.touch()
+
+    def leave_out(self, name: str, reason: str) -> None:
+        """Note once that what a host has is missing from now on, or that it refuses what others answer, and why."""
+        if name not in self._left_out and self.note_left_out is not None:
+            self.note_left_out(name, reason)
+        self._left_out.add(name)
 
     def note_srun(self, reason: str) -> None:
         """Show once that srun is used instead of SSH: usually no node of an allocation accepts SSH."""
@@ -290,7 +298,8 @@ class Hub:
         """Return all items of a stream from the best agent; raises Unreachable, RequestFailed."""
 
         async def collect(link: Link) -> list[dict[str, Any]]:
-            return [answer.data async for answer in each(link.stream(op), RECORD_DEADLINE)]
+            async with aclosing(link.whole_stream(op, timeout_s=RECORD_DEADLINE)) as answers:
+                return [answer.data async for answer in answers]
 
         return await self.ask_best(collect)
 
@@ -304,7 +313,7 @@ class Hub:
         asked: set[str] = set()
         while True:
             links = [link for link in self.opened_links(live) if link.view.name not in asked]
-            if not links and asked and any(link.active and not link.tried for link in self.links.values()):
+            if not links and asked and any(link.is_awaited for link in self.links.values()):
                 # Those that were first have failed: another one may still be connecting.
                 await self.settle()
                 continue
@@ -318,6 +327,9 @@ class Hub:
                 raise RequestFailed(refused.message, refused.hint, refused.kind) from refused
             except (WireError, asyncio.TimeoutError) as broken:
                 last = f"{link.view.name}: {why(broken)}"
+                # Hosts that fell silent together are found together, while the next one is asked.
+                for other in links[1:]:
+                    other.check()
 
     async def identities(self) -> dict[str, dict[str, Any]]:
         """Ask every live agent in reach for its identity; returns the answers by host, in inventory order."""

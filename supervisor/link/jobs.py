@@ -112,7 +112,8 @@ async def choose(hub: Hub) -> None:
         answered = [link for link in links if link.jobs is not None]
         if answered and since is None:
             since = time.monotonic()
-        if all(link.tried or link.jobs is not None for link in links):
+        waiting = [link for link in links if link.jobs is None and not link.tried]
+        if not waiting or (answered and not any(link.is_awaited for link in waiting)):
             break
         # Hosts that have not answered may know a job, or another one.
         patient = hub.live_only or not any(link.jobs for link in answered)

@@ -6,7 +6,7 @@ In: answers to log_list and log_read. Out: the list of all files; the rest of a 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.wire import Answer, CallFailed, WireError
@@ -50,20 +50,45 @@ async def ask(session: Hub, node: str, op: str, args: dict[str, Any], timeout_s:
         raise Unreachable(f"{node}: {why(broken)}") from broken
 
 
+Failure = Unreachable | RequestFailed
+
+
+def is_own(error: Failure) -> bool:
+    """Return whether an error is one node's own: it is out of reach, or does not know what others may know."""
+    return isinstance(error, Unreachable) or error.kind == "usage"
+
+
+def leave_out(session: Hub, failed: Mapping[str, Failure], count: int) -> None:
+    """Leave out the nodes that failed; raises the first one's error if they are all of the `count` that were asked."""
+    if failed and len(failed) == count:
+        raise next(iter(failed.values()))
+    for name, error in failed.items():
+        if session.follows and isinstance(error, Unreachable):
+            # It is connected to again, and its log continues where it was.
+            continue
+        session.leave_out(name, error.message.removeprefix(f"{name}: "))
+
+
 async def files(session: Hub, nodes: list[str] | None = None) -> list[dict[str, Any]]:
-    """Return every log file on every reachable node, with `node` added, in order of generation and rank."""
+    """Return every log file on the nodes that answer, with `node` added, in order of generation and rank.
+
+    Raises Unreachable, RequestFailed if none answers.
+    """
     links = sources(session, nodes)
+    failed: dict[str, Failure] = {}
 
-    async def one(link: Link) -> list[dict[str, Any]]:
+    async def one(name: str) -> list[dict[str, Any]]:
         try:
-            answer = await ask(session, link.view.name, "log_list", {})
-        except Unreachable:
-            if link.is_malformed and len(links) > 1:
-                return []
-            raise
-        return [{**entry, "node": link.view.name} for entry in answer.data["files"]]
+            answer = await ask(session, name, "log_list", {})
+        except (Unreachable, RequestFailed) as error:
+            if not is_own(error):
+                raise
+            failed[name] = error
+            return []
+        return [{**entry, "node": name} for entry in answer.data["files"]]
 
-    found = await asyncio.gather(*(one(link) for link in links))
+    found = await asyncio.gather(*(one(link.view.name) for link in links))
+    leave_out(session, failed, len(links))
     return sorted(
         (entry for part in found for entry in part), key=lambda file: (file["generation"], file["rank"], file["stream"])
     )

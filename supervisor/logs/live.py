@@ -12,15 +12,15 @@ import asyncio
 import contextlib
 import heapq
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from remote_agent.wire import Answer, CallFailed, WireError
 from remote_agent.wire.events import ENDED_STATES
 from supervisor.errors import RequestFailed, Unreachable, why
-from supervisor.link.tasks import cancel_all, each
-from supervisor.logs.files import READ_DEADLINE, sources
+from supervisor.link.tasks import cancel_all
+from supervisor.logs.files import READ_DEADLINE, Failure, is_own, leave_out, sources
 from supervisor.logs.rows import Clocks, LogLine
 
 if TYPE_CHECKING:
@@ -151,8 +151,11 @@ class _NodeReader:
 
     async def _read(self, *, past: bool) -> None:
         after = [[*file, at] for file, at in self._positions.items()]
-        answers = self._link.stream(self._op, {**self._args, "after": after, "past": past})
-        async with aclosing(each(answers, READ_DEADLINE) if past else answers) as items:
+        args = {**self._args, "after": after, "past": past}
+        link, op = self._link, self._op
+        async with aclosing(
+            link.whole_stream(op, args, timeout_s=READ_DEADLINE) if past else link.stream(op, args)
+        ) as items:
             async for answer in items:
                 await self._take(answer)
 
@@ -208,8 +211,7 @@ async def _read_nodes(
                 if link.view.name not in running:
                     running[link.view.name] = asyncio.ensure_future(make(link, queue).run())
             ended = [task for task in running.values() if task.done()]
-            for task in ended:
-                task.result()
+            leave_out(hub, _failures(running), len(running))
             if len(ended) == len(running) and queue.empty():
                 return
             with contextlib.suppress(asyncio.TimeoutError):
@@ -220,8 +222,16 @@ async def _read_nodes(
         await cancel_all(running.values())
 
 
-async def _head(stream: AsyncGenerator[LogLine, None]) -> LogLine | None:
-    return await anext(stream, None)
+def _failures(running: Mapping[str, asyncio.Task[None]]) -> dict[str, Failure]:
+    """Return what ended readers failed with, by node; raises what is not one node's own."""
+    failed: dict[str, Failure] = {}
+    for name, task in running.items():
+        error = task.exception() if task.done() else None
+        if isinstance(error, RequestFailed) and is_own(error):
+            failed[name] = error
+        elif error is not None:
+            raise error
+    return failed
 
 
 async def follow(
@@ -271,14 +281,26 @@ class RowReader:
         self._positions: dict[str, Positions] = {}
 
     async def there(self, first: int | None = None, *, whole: bool = False) -> AsyncGenerator[LogLine, None]:
-        """Yield the rows that are there, by time; raises Unreachable, RequestFailed.
+        """Yield the rows that are there, by time; raises Unreachable, RequestFailed if no node gives them.
 
+        A node that fails is left out from there on.
         `first`: the first generation wanted where the selection names none. `whole`: lines and records that are still
         being written are left to `coming`.
         """
         links = sources(self._hub, self._selection.nodes)
         streams = [self._of_node(link, first, whole=whole) for link in links]
-        heads = [asyncio.ensure_future(_head(stream)) for stream in streams]
+        failed: dict[str, Failure] = {}
+
+        async def following(number: int) -> LogLine | None:
+            try:
+                return await anext(streams[number], None)
+            except (Unreachable, RequestFailed) as error:
+                if not is_own(error):
+                    raise
+                failed[links[number].view.name] = error
+                return None
+
+        heads = [asyncio.ensure_future(following(number)) for number in range(len(streams))]
         try:
             heap: list[tuple[int, int, LogLine]] = []
             for number, head in enumerate(await asyncio.gather(*heads)):
@@ -288,11 +310,12 @@ class RowReader:
             while heap:
                 _, number, row = heap[0]
                 yield row
-                following = await anext(streams[number], None)
-                if following is None:
+                head = await following(number)
+                if head is None:
                     heapq.heappop(heap)
                 else:
-                    heapq.heapreplace(heap, (following.t_ns, number, following))
+                    heapq.heapreplace(heap, (head.t_ns, number, head))
+            leave_out(self._hub, failed, len(links))
         finally:
             # A stream that is still read cannot be closed.
             await cancel_all(heads)
@@ -304,7 +327,7 @@ class RowReader:
         positions = self._positions.setdefault(name, {})
         args = {**self._request(name), "first": first, "past": True, "whole": whole}
         try:
-            async with aclosing(each(link.stream("log_rows", args), READ_DEADLINE)) as answers:
+            async with aclosing(link.whole_stream("log_rows", args, timeout_s=READ_DEADLINE)) as answers:
                 async for answer in answers:
                     for row in self._rows(name, answer):
                         yield row

@@ -14,7 +14,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from supervisor.errors import RequestFailed, Unreachable
-from supervisor.logs.files import READ_DEADLINE, ask, files, lost, newest, sources
+from supervisor.logs.files import READ_DEADLINE, Failure, ask, files, is_own, leave_out, lost, newest, sources
 from supervisor.logs.rows import Clocks, LogLine
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def part_of(clocks: Clocks, name: str, answer: Answer) -> Part:
     )
 
 
-def ends_of(parts: Mapping[str, Part | Unreachable]) -> dict[str, Ends]:
+def ends_of(parts: Mapping[str, Part | Failure]) -> dict[str, Ends]:
     """Return the numbers of lines by node."""
     return {name: part.ends for name, part in parts.items() if isinstance(part, Part) and part.ends is not None}
 
@@ -151,14 +151,16 @@ async def merged(
         args["generation"] = newest(await files(session, selection.nodes))
     clocks = clocks or Clocks(session)
 
-    async def one(name: str) -> Part | Unreachable:
+    async def one(name: str) -> Part | Failure:
         times: dict[str, Any] = {"before_ns": clocks.at(name, before_ns), "after_ns": clocks.at(name, after_ns)}
         if counted is not None:
             times["counted"] = [clocks.at(name, t_ns) for t_ns in counted]
         try:
             answer = await ask(session, name, "log_merged", {**args, **times}, patience_s or READ_DEADLINE)
-        except Unreachable as error:
-            return error
+        except (Unreachable, RequestFailed) as error:
+            if is_own(error):
+                return error
+            raise
         try:
             return part_of(clocks, name, answer)
         except KeyError as missing:
@@ -167,10 +169,10 @@ async def merged(
 
     names = [link.view.name for link in sources(session, selection.nodes)]
     answers = dict(zip(names, await asyncio.gather(*map(one, names)), strict=True))
-    failed = {name: answer for name, answer in answers.items() if isinstance(answer, Unreachable)}
-    if failed and (patience_s is None or len(failed) == len(answers)):
-        raise next(iter(failed.values()))
-    parts = [answer for answer in answers.values() if not isinstance(answer, Unreachable)]
+    failed = {name: answer for name, answer in answers.items() if not isinstance(answer, Part)}
+    if patience_s is None or len(failed) == len(answers):
+        leave_out(session, failed, len(answers))
+    parts = [answer for answer in answers.values() if isinstance(answer, Part)]
     rows, more, since_ns, until_ns = forth(parts, count, after_ns) if after_ns is not None else back(parts, count)
     absent = sorted([*failed, *lost(session, selection.nodes)])
     sums = (sum(part.apart for part in parts), since_ns, until_ns, sum(part.counted for part in parts))

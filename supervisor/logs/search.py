@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from remote_agent.wire import Answer, CallFailed, WireError
 from supervisor.errors import RequestFailed, Unreachable, why
 from supervisor.link.tasks import cancel_all
-from supervisor.logs.files import files, lost, newest, sources
+from supervisor.logs.files import Failure, files, is_own, lost, newest, sources
 from supervisor.logs.merge import Page
 from supervisor.logs.rows import Clocks, LogLine
 
@@ -130,17 +130,17 @@ async def _of_node(link: Link, args: dict[str, Any], notes: _Notes) -> AsyncGene
 async def _at_once(streams: list[AsyncGenerator[list[LogLine], None]]) -> AsyncGenerator[LogLine, None]:
     """Yield the rows of all streams as they arrive; an unreachable node does not end the others."""
     waiting = {asyncio.ensure_future(_next(stream)): stream for stream in streams}
-    broken: Unreachable | None = None
+    broken: Failure | None = None
     try:
         while waiting:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 stream = waiting.pop(task)
                 result = task.result()
-                if isinstance(result, Unreachable):
+                if isinstance(result, (Unreachable, RequestFailed)):
+                    if not is_own(result):
+                        raise result
                     broken = result
-                elif isinstance(result, RequestFailed):
-                    raise result
                 elif result is not None:
                     waiting[asyncio.ensure_future(_next(stream))] = stream
                     for row in result:
@@ -153,7 +153,7 @@ async def _at_once(streams: list[AsyncGenerator[list[LogLine], None]]) -> AsyncG
             await stream.aclose()
 
 
-async def _next(stream: AsyncGenerator[list[LogLine], None]) -> list[LogLine] | Unreachable | RequestFailed | None:
+async def _next(stream: AsyncGenerator[list[LogLine], None]) -> list[LogLine] | Failure | None:
     """Return the next rows of a stream, its error, or None at its end."""
     try:
         return await stream.__anext__()

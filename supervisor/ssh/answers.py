@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
-from typing import Any
+from typing import Any, cast
 
 from remote_agent.history.pyramid import BUCKETS
 from remote_agent.wire import Answer, CallFailed, Channel, Items, WireError
@@ -309,12 +309,39 @@ def read_answer(host: str, op: str, answer: Answer) -> Answer:
         raise MalformedAnswer(host, op, reason, hint) from wrong
 
 
+# A frame is read in parts of this size, so that a large one on a slow line is seen to arrive.
+PART = 64 * 1024
+
+
+class _Heard:
+    """A host's reader, which notes when something arrived."""
+
+    def __init__(self, reader: asyncio.StreamReader) -> None:
+        self._reader = reader
+        self.at = 0.0
+
+    async def readexactly(self, count: int) -> bytes:
+        """Return that many bytes; raises IncompleteReadError, ConnectionError."""
+        parts = []
+        while count:
+            parts.append(await self._reader.readexactly(min(PART, count)))
+            count -= len(parts[-1])
+            self.at = asyncio.get_running_loop().time()
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
 class HostChannel(Channel):
     """The channel to one host: what comes through it has the shape that its readers expect."""
 
     def __init__(self, host: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        super().__init__(reader, writer)
+        self._heard = _Heard(reader)
+        super().__init__(cast("asyncio.StreamReader", self._heard), writer)
         self._host = host
+
+    @property
+    def heard_at(self) -> float:
+        """When the newest bytes arrived, by the loop's clock."""
+        return self._heard.at
 
     async def call(
         self, op: str, args: dict[str, Any] | None = None, body: bytes = b"", timeout: float = 30.0

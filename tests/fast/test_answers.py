@@ -181,7 +181,7 @@ def _requests(tree: ast.Module) -> Iterator[str]:
         if not isinstance(node, ast.Call):
             continue
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        at = {"call": 0, "stream": 0, "try_call": 0, "ask": 2}.get(name)
+        at = {"call": 0, "stream": 0, "whole_stream": 0, "try_call": 0, "ask": 2}.get(name)
         argument = node.args[at] if at is not None and len(node.args) > at else None
         if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
             yield argument.value
@@ -262,7 +262,7 @@ def test_a_refusal_is_the_hosts_own_failure_if_others_may_answer_that_request() 
 
 
 def test_a_log_request_that_fails_ends_those_that_are_still_being_answered() -> None:
-    links = {"n1": _refusing("n1", ""), "n2": _refusing("n2", "usage"), "n3": _refusing("n3", "")}
+    links = {"n1": _refusing("n1", ""), "n2": _refusing("n2", "pattern"), "n3": _refusing("n3", "")}
     hub: Any = SimpleNamespace(links=links, status={}, job="j")
 
     async def read() -> None:
