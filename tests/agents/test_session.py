@@ -124,7 +124,8 @@ class Typist:
 
 
 async def a_shell_is_where_the_rank_is(session: Session, made: Hosts) -> None:
-    await until(session, lambda: all(rank["pid"] for rank in session.status["nodes"][1]["ranks"]))
+    # Until the group runs, the status has no ranks of the node at all.
+    await until(session, lambda: [bool(rank["pid"]) for rank in session.status["nodes"][1]["ranks"]] == [True])
     for rank in (None, 1):
         typist = Typist()
         await asyncio.wait_for(session.shell(typist, "n2", rank), WAIT_S)
