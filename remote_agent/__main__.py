@@ -1,6 +1,6 @@
 """The program of the zipapp and of `python -m remote_agent`, in one of its modes, such as connect, serve or engine.
 
-In: argv. Out: the exit status of the chosen mode; each mode is imported only when it is chosen.
+In: argv. Out: the exit code of the chosen mode; each mode is imported only when it is chosen.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one mode of the node's side and return its exit status."""
+    """Run one mode of the node's side and return its exit code."""
     words = sys.argv[1:] if argv is None else argv
     # Each command of an operator starts it on every node: it needs neither options nor start files, which take longer.
     if words == ["connect"]:

@@ -1,6 +1,6 @@
 """`supervisor` and `python -m supervisor`.
 
-In: argv. Out: an exit status; SIGHUP to this process when the terminal of its output is gone.
+In: argv. Out: an exit code; SIGHUP to this process when the terminal of its output is gone.
 """
 
 from __future__ import annotations

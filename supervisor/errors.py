@@ -1,6 +1,6 @@
 """The errors that an operator sees.
 
-In: a message and a hint. Out: exceptions with both and an exit status.
+In: a message and a hint. Out: exceptions with both and an exit code.
 
     SupervisorError          1  a request failed
      ├ UsageError            2  the command line or the inventory is wrong; nothing was started
@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# The exit status of `up`, and of the screen, by the state in which the job ended.
+# The exit code of `up`, and of the screen, by the state in which the job ended.
 EXIT_STATUS = {"succeeded": 0, "failed": 1, "stopped": 4}
 
 
 class SupervisorError(Exception):
-    """Base class: a message, a hint on what to do next, and the exit status."""
+    """Base class: a message, a hint on what to do next, and the exit code."""
 
     exit_status = 1
 

@@ -1,6 +1,6 @@
 """The Pythons of this machine: `python -m tests.pythons` runs tests/fast on each that supervisor supports.
 
-In: interpreters from the PATH and from pyenv. Out: interpreters by version; the exit status of the runs.
+In: interpreters from the PATH and from pyenv. Out: interpreters by version; the exit code of the runs.
 """
 
 from __future__ import annotations

@@ -237,7 +237,7 @@ class Agent:
 
 
 def main(job: str, torchrun: int | None = None) -> int:
-    """Run the agent of a job on this node; returns the exit status. `torchrun`: a wire to the workers' torchrun."""
+    """Run the agent of a job on this node; returns the exit code. `torchrun`: a wire to the workers' torchrun."""
     agent_log.begin()
     raise_open_files()
     files = paths.Home.from_environment().job(job)

@@ -81,7 +81,7 @@ class Life:
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """What all parts of one agent share; the objects may change, which objects they are does not."""
+    """What all parts of one agent share: the fields are fixed, but the objects in them may change."""
 
     files: JobFiles
     spec: JobSpec

@@ -111,7 +111,7 @@ class EngineLink:
     async def _how_it_ended(self) -> str:
         assert self._process is not None
         try:
-            return f"exit status {await asyncio.wait_for(self._process.wait(), 10.0)}"
+            return f"exit code {await asyncio.wait_for(self._process.wait(), 10.0)}"
         except asyncio.TimeoutError:
             return "it hung"
 

@@ -1,6 +1,6 @@
 """What this node's workers start with: its own description of the job, and from the coordinator only their ranks.
 
-In: the coordinator's `prepare` and `go`. Out: the engine's. **The agent of another node cannot choose what
+In: the coordinator's `prepare` and `go`. Out: the engine's orders. **The agent of another node cannot choose what
 runs here**: program, arguments, directories and environment are those that the operator has brought to this node.
 """
 
@@ -42,7 +42,7 @@ def hello(context: Context) -> dict[str, Any]:
     }
     if spec.standby == "off" or spec.rendezvous is not None:
         return known
-    # The ranks will be others, and their numbers are the engine's to fill in.
+    # These ranks are placeholders; the engine fills in the real numbers.
     ranks = {**dict.fromkeys(RANKS, 0), "group_world_size": max(1, len(spec.nodes)), "master_addr": ""}
     return {**known, "order": go(context, ranks)}
 

@@ -37,7 +37,7 @@ async def open_pipes(source: IO[bytes], sink: IO[bytes]) -> tuple[asyncio.Stream
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=READ_AHEAD)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), source)
-    # A reader's protocol also for the pipe that is only written to: it is the one that can wait for the last byte.
+    # The write pipe uses StreamReaderProtocol too, because only that can wait until the last byte is written.
     unread = asyncio.StreamReader()
     transport, protocol = await loop.connect_write_pipe(lambda: asyncio.StreamReaderProtocol(unread), sink)
     return reader, asyncio.StreamWriter(transport, protocol, None, loop)

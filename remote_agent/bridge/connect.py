@@ -134,7 +134,7 @@ def _copy_to(operator: Operator, agent: socket.socket) -> None:
 
 
 def main() -> int:
-    """Run the bridge on stdin and stdout; returns the exit status."""
+    """Run the bridge on stdin and stdout; returns the exit code."""
     # stdout is a terminal's raw end where srun gives it without delay.
     mode = os.fstat(0).st_mode
     if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):

@@ -1,6 +1,6 @@
 """The coordinator's state, from the job's description and from its journal.
 
-In: JobSpec and journal records. Out: a State: to begin with, to take the role over, or to answer for a finished job.
+In: JobSpec and journal records. Out: a State: for a new job, for a takeover, or for the status of a finished job.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class Finding:
     later_failure: Finding | None = None
     """The finding of its last exception, if that one is a consequence: the rank may have survived this finding."""
     proven: bool = False
-    """True when the rank's own traceback, the kernel or the exit status shows it."""
+    """True when the rank's own traceback, the kernel or the exit code shows it."""
 
     @property
     def likely_ns(self) -> int | None:

@@ -23,7 +23,7 @@ ROUNDS = 5
 
 
 def main(what: str, text: str) -> int:
-    """Print the document; returns the exit status."""
+    """Print the document; returns the exit code."""
     die_with_parent()
     document = facts() if what == "facts" else collective(json.loads(text))
     sys.stdout.write(json.dumps(document) + "\n")

@@ -19,7 +19,7 @@ MESSAGE_BYTES = 65536
 
 
 def main(engine: int) -> int:
-    """Serve until the engine has closed its end; returns the exit status."""
+    """Serve until the engine has closed its end; returns the exit code."""
     die_with_parent()
     wire = socket.socket(fileno=os.dup(0))
     if os.getppid() != engine:

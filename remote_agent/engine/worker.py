@@ -432,7 +432,7 @@ def reason(program: str, error: OSError) -> str:
 
 
 def exec_program(argv: list[str]) -> int:
-    """Replace this process by a program: argv is JOB PROGRAM ARGS; returns a shell's exit status on failure."""
+    """Replace this process by a program: argv is JOB PROGRAM ARGS; returns a shell's exit code on failure."""
     import signal
 
     program = argv[1:]

@@ -1,4 +1,4 @@
-r"""Text of others that a terminal may print: it acts on none of it, and nothing in it is hidden.
+r"""Untrusted text made safe for a terminal: control characters and invisible marks are shown as escapes.
 
 In: any text. Out: the same text with an escape, such as `\x1b` or `\u202e`, in place of each character that a terminal
 acts on, that changes the writing direction, or that nobody can see. Newlines and tabs stay.

@@ -1,6 +1,6 @@
 """The command line: verbs, their options, plain and JSON output.
 
-In: argv. Out: `main`, which returns an exit status of the contract; each verb is a module that is imported when used.
+In: argv. Out: `main`, which returns an exit code of the contract; each verb is a module that is imported when used.
 """
 
 from supervisor.cli.entry import main

@@ -32,7 +32,7 @@ _DESCRIPTION = 60
 
 
 def run(verb: str, argv: Sequence[str]) -> int:
-    """Print the script, or the candidates for a command line; returns the exit status."""
+    """Print the script, or the candidates for a command line; returns the exit code."""
     if argv[:1] == [LINE]:
         kind, candidates = complete(argv[1:])
         write_lines([kind, *("\t".join(filter(None, one)) for one in candidates)])
@@ -291,7 +291,7 @@ SHELLS: Mapping[str, str] = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 
 
 def run_man(verb: str, argv: Sequence[str]) -> int:
-    """Print the manual page, `supervisor.1` in roff; returns the exit status."""
+    """Print the manual page, `supervisor.1` in roff; returns the exit code."""
     parser = make_parser(verb, "> supervisor.1", target=False)
     parser.epilog = "to read it:     supervisor man | man -l -\nto install it:  supervisor man > DIR/man1/supervisor.1"
     parse(parser, argv)

@@ -1,6 +1,6 @@
 """`supervisor demo`: two SSH hosts inside this process, a real DDP run on them, and nothing left afterwards.
 
-In: argv. Out: the exit status of `up`. `DemoHosts` are servers on loopback addresses, each with its own home directory,
+In: argv. Out: the exit code of `up`. `DemoHosts` are servers on loopback addresses, each with its own home directory,
 that run commands as real processes.
 """
 
@@ -46,7 +46,7 @@ _AGENT_GRACE_S = 8.0  # an agent whose job is over stays for some seconds, so th
 _HEADLESS_ARGS = ("--epochs", "4", "--steps-per-epoch", "10", "--step-time", "0.05")
 _TUI_ARGS = ("--epochs", "60", "--steps-per-epoch", "20", "--step-time", "0.1")
 
-_NO_TORCH = """supervisor demo: {python} has no torch, and the demo trains with it
+_NO_TORCH = """supervisor demo: the demo needs torch, which is not installed for {python}
   hint: install it into the same environment, for example: {python} -m pip install torch numpy"""
 
 MARK = "SUPERVISOR_DEMO"
@@ -57,7 +57,7 @@ _THREAD_DEADLINE_S = 10.0
 
 
 def run(verb: str, argv: Sequence[str]) -> int:
-    """Run the demo; returns the exit status."""
+    """Run the demo; returns the exit code."""
     parser = make_parser(verb, "", target=False)
     parser.add_argument("--headless", action="store_true", help="print the merged log instead of the TUI")
     options = parse(parser, argv)
@@ -65,7 +65,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
 
 
 def run_demo(headless: bool) -> int:
-    """Run the example on two embedded hosts and return the exit status of `up`; always cleans up."""
+    """Run the example on two embedded hosts and return the exit code of `up`; always cleans up."""
     if importlib.util.find_spec("torch") is None:
         write_err(_NO_TORCH.format(python=sys.executable) + "\n")
         return 1
@@ -221,7 +221,7 @@ class DemoHosts:
             killed += [line for line in left.values() if line not in killed]
             for pid in left:
                 _signal(pid, signal.SIGKILL)
-            time.sleep(0.01)  # they are no children, so there is nothing to wait for
+            time.sleep(0.01)  # they are not our children, so there is nothing to wait for
         return killed
 
     def await_end(self, deadline_s: float) -> bool:
@@ -230,7 +230,7 @@ class DemoHosts:
         while self.processes():
             if time.monotonic() > end:
                 return False
-            time.sleep(0.05)  # they are no children, so there is nothing to wait for
+            time.sleep(0.05)  # they are not our children, so there is nothing to wait for
         return True
 
 
@@ -294,7 +294,7 @@ class _Server:
 
 
 async def _answer(process: asyncssh.SSHServerProcess[bytes], child: asyncio.subprocess.Process) -> None:
-    """Copy bytes in both directions until the command closes its outputs, then send its exit status."""
+    """Copy bytes in both directions until the command closes its outputs, then send its exit code."""
     if child.stdin is None or child.stdout is None or child.stderr is None:
         raise RuntimeError("the command was started without pipes")
     copying = asyncio.ensure_future(_copy_in(process.stdin, child.stdin))
@@ -453,7 +453,7 @@ def marked_processes(mark: str) -> dict[int, str]:
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
-    """Send a signal to a process, or to a group, whose number is negative, if there is one still."""
+    """Send a signal to a process, or to a process group (negative number), if it still exists."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:

@@ -31,7 +31,7 @@ NO_FAILURE = (
 
 
 def run(verb: str, argv: Sequence[str]) -> int:
-    """Diagnose the files; returns the exit status."""
+    """Diagnose the files; returns the exit code."""
     from supervisor.postmortem.diagnosis import diagnose
     from supervisor.postmortem.files import few
 

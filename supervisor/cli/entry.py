@@ -1,6 +1,6 @@
-"""Find the verb, run it, and turn an error into one clear message and an exit status.
+"""Find the verb, run it, and turn an error into one clear message and an exit code.
 
-In: argv. Out: an exit status of the contract.
+In: argv. Out: an exit code of the contract.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def overview() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status."""
+    """Run the command line; returns the exit code."""
     with safe_streams():
         return _run(list(sys.argv[1:] if argv is None else argv))
 
@@ -115,6 +115,6 @@ def _module(name: str) -> ModuleType:
 
 
 def run_verb(verb: str, argv: Sequence[str]) -> int:
-    """Run one verb; returns its exit status. Its module is imported only now, so that `--help` stays quick."""
+    """Run one verb; returns its exit code. Its module is imported only now, so that `--help` stays quick."""
     module, _, function = BY_VERB[verb].runner.partition(".")
     return int(getattr(_module(module), function or "run")(verb, argv))

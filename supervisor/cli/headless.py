@@ -1,6 +1,6 @@
-"""A job without a TUI: its merged log on stdout, its events on stderr, and its exit status.
+"""A job without a TUI: its merged log on stdout, its events on stderr, and its exit code.
 
-In: a session, Ctrl-C. Out: whole lines `node:rank| text`, event lines, the incident last; an exit status.
+In: a session, Ctrl-C. Out: whole lines `node:rank| text`, event lines, the incident last; an exit code.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Headless:
         self._printed_hosts: dict[str, str] = {}
 
     async def launched(self, *, detach: bool, hosts: str | None) -> int:
-        """Watch a launch and its job to the end (or, `detach`, until all ranks run); returns the exit status."""
+        """Watch a launch and its job to the end (or, `detach`, until all ranks run); returns the exit code."""
         session = self._session
         names = [name for name, link in session.links.items() if link.active]
         say(f"job {session.job}: bringing up {fold(names)}" + (f" ({hosts})" if hosts else ""))
@@ -87,7 +87,7 @@ class Headless:
             return await self._follow(Selection(generation="all"), "begin", hosts)
 
     async def attached(self, *, hosts: str | None) -> int:
-        """Watch an existing job from now on; returns the exit status."""
+        """Watch an existing job from now on; returns the exit code."""
         async with self._watched():
             if not await self._until(self._session.ready(), self._interrupted) or self._interrupts:
                 say("interrupted; the job keeps running")
@@ -216,7 +216,7 @@ class Headless:
         return True
 
     async def _end(self) -> int:
-        """Print the last events of an ended job and the cause of a failure; returns the exit status."""
+        """Print the last events of an ended job and the cause of a failure; returns the exit code."""
         session = self._session
         await session.wait_until(lambda: session.ended, LAST_NEWS)
         self._print_news()

@@ -194,7 +194,7 @@ def place_of(words: str) -> str:
 
 
 def run() -> int:
-    """Show all jobs until the user leaves; returns the exit status."""
+    """Show all jobs until the user leaves; returns the exit code."""
     return show(None, None)
 
 
@@ -207,7 +207,7 @@ def show(
     ascii_only: bool = False,
     job_stays: bool = True,
 ) -> int:
-    """Show a job, or without one all jobs, until the user leaves; returns the exit status.
+    """Show a job, or without one all jobs, until the user leaves; returns the exit code.
 
     The job to which the user switches follows. `hosts`: the arguments that name the inventory. Without `job_stays` the
     job ends with this program, so there is no switching and no command to attach.

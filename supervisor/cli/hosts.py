@@ -34,7 +34,7 @@ USAGE = " | ".join(f"--from {one.name} {one.metavar}".rstrip() for one in source
 
 
 def run(verb: str, argv: Sequence[str]) -> int:
-    """Write the inventory; returns the exit status."""
+    """Write the inventory; returns the exit code."""
     kinds = {source.name: source for source in sources.SOURCES}
     parser = make_parser(verb, USAGE, target=False)
     parser.add_argument("--from", dest="kind", required=True, choices=list(kinds), help="the source of the hosts")

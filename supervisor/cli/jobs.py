@@ -94,7 +94,7 @@ async def ask_hosts(
 
 
 def run(verb: str, argv: Sequence[str]) -> int:
-    """List or clean jobs; returns the exit status."""
+    """List or clean jobs; returns the exit code."""
     parser = make_parser(verb, "[HOSTS]" if verb == "jobs" else "[HOSTS] [JOB]")
     add_json(parser)
     options = parse(parser, argv)

@@ -44,7 +44,7 @@ LATE_GRACE = 2.0
 
 
 def run(verb: str, argv: Sequence[str]) -> int:
-    """Show logs; returns the exit status."""
+    """Show logs; returns the exit code."""
     options = parse_logs(argv)
     inventory, job = load_target(options)
     if options.node is not None and options.node not in {host.name for host in inventory.hosts}:
@@ -97,7 +97,7 @@ def _takes_late(options: argparse.Namespace) -> bool:
 
 
 def _outcome(options: argparse.Namespace, writer: Writer) -> int:
-    """Return the exit status: 1 if no line matches, as grep does."""
+    """Return the exit code: 1 if no line matches, as grep does."""
     if options.grep is None or writer.used:
         return 0
     say(f"no line matches --grep {options.grep!r}")

@@ -231,7 +231,7 @@ def in_session(
     follow: bool = False,
     live_only: bool = False,
 ) -> int:
-    """Do the work on the job that the positional arguments name; returns its exit status, 0 for None."""
+    """Do the work on the job that the positional arguments name; returns its exit code, 0 for None."""
     inventory, job = load_target(options)
     from supervisor.session import Session
 

@@ -49,7 +49,7 @@ def write_lines(lines: Sequence[str]) -> None:
 
 
 def write_ranks(document: Mapping[str, Any], *, as_json: bool) -> int:
-    """Print the outcome of a request by rank; returns the exit status: 1 if a rank refused it."""
+    """Print the outcome of a request by rank; returns the exit code: 1 if a rank refused it."""
     answers = document["ranks"]
     if as_json:
         write_json(document)

@@ -60,7 +60,7 @@ def read_limit(text: str) -> Limit:
 
 
 def run(verb: str, argv: Sequence[str]) -> int:
-    """Record a job; returns the exit status."""
+    """Record a job; returns the exit code."""
     parser = make_parser(verb, "[HOSTS] [JOB] FILE")
     words = "how much of the end of each log: all, none, or a size (default: 1M, 64M in total); "
     words += "the lines around evidence are always included"
@@ -78,7 +78,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
         seen = await _watch(session) if options.follow else []
         events, missing = await write(session, path, limit=options.logs, seen=seen)
         for reason in missing:
-            say(f"{reason}; logs are missing from here on")
+            say(f"{reason}; later log lines are missing from the recording")
         write_lines([f"{session.job}: {events} events, {size(path.stat().st_size)} in {path}"])
 
     check_free(path)
@@ -101,7 +101,7 @@ async def _watch(session: Session) -> list[Seen]:
 
 
 def run_replay(verb: str, argv: Sequence[str]) -> int:
-    """Play a recording; returns the exit status."""
+    """Play a recording; returns the exit code."""
     parser = make_parser(verb, "FILE", target=False)
     parser.add_argument("file", metavar="FILE", type=Path, help="written by `supervisor record`")
     words = "where to start: 90s, 10m or 2h after the beginning, 10:03:51 local time, a time as in the journal, or end"
@@ -188,7 +188,7 @@ def _items(recording: Recording) -> Iterator[tuple[int, str | LogLine]]:
 
 
 def run_report(verb: str, argv: Sequence[str]) -> int:
-    """Write the post-mortem; returns the exit status."""
+    """Write the post-mortem; returns the exit code."""
     parser = make_parser(verb, "[HOSTS] [JOB] | RECORDING")
     add_json(parser)
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write to this file instead of stdout")

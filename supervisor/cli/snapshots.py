@@ -37,7 +37,7 @@ PIECE_DEADLINE = 60.0
 
 
 def run(verb: str, argv: Sequence[str]) -> int:
-    """Show the snapshots; returns the exit status."""
+    """Show the snapshots; returns the exit code."""
     parser = make_parser(verb)
     parser.add_argument("--pull", default="", metavar="ID", help="copy this snapshot to this machine")
     words = "with --pull: the new file or directory (default: the snapshot's own name, in this directory)"

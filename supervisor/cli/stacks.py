@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def run(verb: str, argv: Sequence[str]) -> int:
-    """Show the stacks; returns the exit status."""
+    """Show the stacks; returns the exit code."""
     parser = make_parser(verb)
     parser.add_argument("--rank", type=read_ranks, metavar="RANK[,RANK…]", help="only these ranks: 0,2-4")
     parser.add_argument("--save", action="store_true", help="save stacks and flight records next to the ranks' logs")
@@ -40,7 +40,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
 
 
 async def _save(session: Session, ranks: list[int] | None, as_json: bool) -> int:
-    """Save the stacks on the nodes; returns the exit status: 1 if a rank gave none."""
+    """Save the stacks on the nodes; returns the exit code: 1 if a rank gave none."""
     status = await session.call("status")
     known = [rank["rank"] for node in status.get("nodes", ()) for rank in node.get("ranks", ())]
     answer = await session.request("keep", ranks=known if ranks is None else ranks)
@@ -48,7 +48,7 @@ async def _save(session: Session, ranks: list[int] | None, as_json: bool) -> int
 
 
 def run_signal(verb: str, argv: Sequence[str]) -> int:
-    """Send the signal; returns the exit status: 1 if a rank did not get it."""
+    """Send the signal; returns the exit code: 1 if a rank did not get it."""
     parser = make_parser(verb, "[HOSTS] [JOB] SIGNAL")
     parser.add_argument(
         "--rank", type=read_ranks, required=True, metavar="RANK[,RANK…]", help="the ranks to signal: 0,2-4"

@@ -49,7 +49,7 @@ def contract(status: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run(verb: str, argv: Sequence[str]) -> int:
-    """Show the status; returns the exit status."""
+    """Show the status; returns the exit code."""
     parser = make_parser(verb)
     add_json(parser)
     colours.add_color(parser)
@@ -109,7 +109,7 @@ async def _watch(session: Session, *, as_json: bool, rich: bool, color: str) -> 
 
 
 def run_events(verb: str, argv: Sequence[str]) -> int:
-    """Show the journal; returns the exit status."""
+    """Show the journal; returns the exit code."""
     parser = make_parser(verb)
     add_json(parser, "one JSON object a line")
     colours.add_color(parser)
@@ -135,7 +135,7 @@ def run_events(verb: str, argv: Sequence[str]) -> int:
 
 
 def run_incidents(verb: str, argv: Sequence[str]) -> int:
-    """Show failures and their causes; returns the exit status."""
+    """Show failures and their causes; returns the exit code."""
     parser = make_parser(verb)
     add_json(parser)
     colours.add_color(parser)

@@ -30,7 +30,7 @@ DEADLINE = 600.0
 
 
 def run(verb: str, argv: Sequence[str]) -> int:
-    """Carry out one verb; returns the exit status."""
+    """Carry out one verb; returns the exit code."""
     action = BY_VERB[verb]
     options = _parse(action, argv)
     names = _read_nodes(action, given(options, "node"))
@@ -105,7 +105,7 @@ async def _with_code(session: Session, next_group: Plan, tree: str) -> Plan:
 
 
 async def _restart_from(session: Session, action: Action, tree: str, options: argparse.Namespace) -> int:
-    """Restart from another work tree and say what changed in it; returns the exit status."""
+    """Restart from another work tree and say what changed in it; returns the exit code."""
     args: dict[str, Any] = {"partial": options.partial}
     if tree == "sync":
         change = (await session.edited())["change"]
@@ -178,7 +178,7 @@ def _read_nodes(action: Action, text: str | None) -> list[str]:
 async def _report(
     session: Session, action: Action, answer: dict[str, Any], as_json: bool, *, later: bool = False
 ) -> int:
-    """Wait for the outcome of a request and print it; returns the exit status."""
+    """Wait for the outcome of a request and print it; returns the exit code."""
     if action.immediate:
         if as_json:
             write_json({"job": session.job, "request": action.verb, **answer})

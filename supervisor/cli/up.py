@@ -42,7 +42,7 @@ USAGE = "[HOSTS] [options] SCRIPT [ARGS…]"
 EPILOG = """\
 HOSTS ends in .toml; without it the job runs on this machine only. Arguments after SCRIPT go to the script unchanged.
 
-exit status: 0 succeeded (or detached), 1 failed, 2 usage error, 3 too few nodes, 4 stopped by an operator, 130 Ctrl-C
+exit code: 0 succeeded (or detached), 1 failed, 2 usage error, 3 too few nodes, 4 stopped by an operator, 130 Ctrl-C
 """
 
 
@@ -175,7 +175,7 @@ def job_options(options: argparse.Namespace) -> UpOptions:
 
 
 def run(verb: str, argv: Sequence[str]) -> int:
-    """Launch; returns the exit status."""
+    """Launch; returns the exit code."""
     from supervisor.launch.specs import make_plan
 
     options = parse_up(argv)
@@ -229,7 +229,7 @@ def _tui(inventory: Inventory, plan: LaunchPlan, options: argparse.Namespace) ->
 
 
 def run_attach(verb: str, argv: Sequence[str]) -> int:
-    """Attach; returns the exit status."""
+    """Attach; returns the exit code."""
     parser = make_parser(verb)
     add_screen(parser)
     options = parse(parser, argv)

@@ -1,4 +1,4 @@
-"""Who leads a job: another coordinator, because the old one is lost or the operator says so; nobody once it is over.
+"""Promote another coordinator, because the old one is lost or the operator asks; end agents of a job that is over.
 
 In: the hub's links. Out: requests to promote an agent, each shown as a notice; the end as the files have it; agents
 that were cut off and end; RequestFailed if no agent accepts, or the job is over.
@@ -111,7 +111,7 @@ async def promote(hub: Hub, node: str | None) -> dict[str, Any]:
     if node is not None and node not in agents:
         raise RequestFailed(f"no agent of the job answers on {node}", f"in reach: {' '.join(agents)}", "unreachable")
     if not any(one.get("term") for one in agents.values()):
-        raise RequestFailed("the job has had no coordinator yet", "its launch was given up: supervisor stop", "launch")
+        raise RequestFailed("the job has had no coordinator yet", "its launch was abandoned: supervisor stop", "launch")
     promoted = await _promote_by_force(hub, [node] if node else list(agents), away)
     return {"accepted": True, "message": f"{promoted} is the coordinator now", "generation": 0, "seq": seq}
 
@@ -146,7 +146,7 @@ async def _promote_by_force(hub: Hub, names: Iterable[str], given_up: Iterable[s
             hub.notice(f"{name} is the coordinator now: promoted by the operator", "warning", name)
             return name
         if time.monotonic() > end:
-            raise RequestFailed(f"no agent becomes the coordinator: {last}", "wait for node_timeout, then try again")
+            raise RequestFailed(f"no agent took over as coordinator: {last}", "wait for node_timeout, then try again")
         await asyncio.sleep(RETRY)
 
 

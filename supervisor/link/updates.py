@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # An agent that sends nothing for this long is asked whether it is still there, and has as long to answer, seconds.
-# Together well below 10 s: no longer may the status that a lost host has sent be shown as current.
+# Both together stay well below 10 s, so that a lost host's last status is never shown as current for longer than that.
 SILENCE = 3.0
 # Before the same agent is asked again, seconds.
 REST = 0.5

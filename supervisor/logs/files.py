@@ -95,7 +95,7 @@ async def files(session: Hub, nodes: list[str] | None = None) -> list[dict[str, 
 
 
 def lost(session: Hub, nodes: list[str] | None) -> list[str]:
-    """Return the nodes whose links were lost, or whose answers nobody can read."""
+    """Return the nodes whose links were lost, or whose answers cannot be parsed."""
     links = session.links.items()
     absent = [name for name, link in links if link.opened_at and (not link.opened or link.is_malformed)]
     return [name for name in absent if nodes is None or name in nodes]

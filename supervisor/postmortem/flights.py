@@ -192,22 +192,22 @@ class _Unpickler:
                     raise self._refused(code)
                 handler(self)
         except (IndexError, struct.error) as error:
-            raise Misfit("is cut off, or no pickle") from error
+            raise Misfit("is cut off, or not a pickle") from error
         except TypeError as error:
             # A key that cannot be one.
-            raise Misfit("is no plain data") from error
+            raise Misfit("is not plain data") from error
 
     def _refused(self, code: int) -> Misfit:
         name = _NAMES.get(code, "")
         if name in _RUNS:
             return Misfit(f"is not read: it would run code ({name})")
-        return Misfit(f"is no flight record: {name or 'unknown opcode'} at byte {self._at - 1}")
+        return Misfit(f"is not a flight record: {name or 'unknown opcode'} at byte {self._at - 1}")
 
     def take(self, count: int) -> bytes:
         """Return the next bytes."""
         end = self._at + count
         if count < 0 or end > len(self._data):
-            raise Misfit("is cut off, or no pickle")
+            raise Misfit("is cut off, or not a pickle")
         piece = self._data[self._at : end]
         self._at = end
         return piece
@@ -231,7 +231,7 @@ class _Unpickler:
     def items(self) -> list[Any]:
         """Return what was added since the last mark."""
         if not self._marks:
-            raise Misfit("is cut off, or no pickle")
+            raise Misfit("is cut off, or not a pickle")
         start = self._marks.pop()
         found = self._stack[start:]
         del self._stack[start:]
@@ -240,7 +240,7 @@ class _Unpickler:
     def last(self, count: int) -> list[Any]:
         """Return the last values."""
         if count > len(self._stack) - (self._marks[-1] if self._marks else 0):
-            raise Misfit("is cut off, or no pickle")
+            raise Misfit("is cut off, or not a pickle")
         found = self._stack[-count:]
         del self._stack[-count:]
         return found
@@ -255,7 +255,7 @@ class _Unpickler:
         """Put items into the list that is last on the stack."""
         holder = self._stack[-1]
         if type(holder) is not list:
-            raise Misfit("is no plain data")
+            raise Misfit("is not plain data")
         self._count(holder, found)
         holder.extend(found)
 
@@ -263,14 +263,14 @@ class _Unpickler:
         """Put keys and values, in turn, into the dict that is last on the stack."""
         holder = self._stack[-1]
         if type(holder) is not dict or len(found) % 2:
-            raise Misfit("is no plain data")
+            raise Misfit("is not plain data")
         self._count(holder, found)
         holder.update(zip(found[::2], found[1::2], strict=True))
 
     def _count(self, holder: object, found: list[Any]) -> None:
         """Note what a list or dict is about to hold."""
         if id(holder) in self._shared:
-            raise Misfit("is no plain data")
+            raise Misfit("is not plain data")
         objects, depth = self._sizes[id(holder)]
         for one in found:
             inner = self._sizes[id(one)] if type(one) in (list, dict) else None
@@ -294,7 +294,7 @@ class _Unpickler:
     def get(self, number: int) -> None:
         """Add a value that was remembered."""
         if number not in self._memo:
-            raise Misfit("is cut off, or no pickle")
+            raise Misfit("is cut off, or not a pickle")
         value = self._memo[number]
         if type(value) in (list, dict):
             self._shared.add(id(value))
@@ -308,7 +308,7 @@ class _Unpickler:
         """Add a number of some bytes."""
         length = self.take(1)[0]
         if length > _MAX_LONG:
-            raise Misfit("is no flight record: a number is too large")
+            raise Misfit("is not a flight record: a number is too large")
         self.push(int.from_bytes(self.take(length), "little", signed=True))
 
 

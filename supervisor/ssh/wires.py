@@ -34,7 +34,7 @@ class Wire(Protocol):
     """The end of its stderr."""
 
     async def wait_exit(self) -> int | None:
-        """Return the exit status, None when there is none, negative for a signal."""
+        """Return the exit code, None when there is none, negative for a signal."""
 
     async def close(self) -> None:
         """End the command and free its connection."""
@@ -160,7 +160,7 @@ class SshWire:
             program.close()
 
     async def wait_exit(self) -> int | None:
-        """Return the exit status, None when there is none, negative for a signal."""
+        """Return the exit code, None when there is none, negative for a signal."""
         await self._process.wait_closed()
         # Its last output may still be on its way.
         await asyncio.wait([self._collecting], timeout=CLOSE_DEADLINE_S)
@@ -250,7 +250,7 @@ class LocalWire:
         )
 
     async def wait_exit(self) -> int | None:
-        """Return the exit status, negative for a signal."""
+        """Return the exit code, negative for a signal."""
         status = await self._process.wait()
         await asyncio.wait([self._collecting], timeout=CLOSE_DEADLINE_S)
         return status

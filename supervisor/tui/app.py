@@ -1,6 +1,6 @@
 """The application: one session, one timer, the screens, the navigation between them, theme and preferences.
 
-In: a session, options of the command line, theme files. Out: an exit status. It implements `shell.Shell`.
+In: a session, options of the command line, theme files. Out: an exit code. It implements `shell.Shell`.
 """
 
 from __future__ import annotations
@@ -607,7 +607,7 @@ async def run_app(
     make: Callable[[Source], SupervisorApp],
     part: Callable[[Source], None] = _say_nothing,
 ) -> int | JobChoice:
-    """Show a session until the user leaves; returns the exit status, or the job to which the user switches.
+    """Show a session until the user leaves; returns the exit code, or the job to which the user switches.
 
     `part`: called when the screen is gone, unless another one follows.
     """

@@ -235,7 +235,7 @@ class Snapshot:
 
     @property
     def exit_status(self) -> int | None:
-        """The exit status of a job that is over."""
+        """The exit code of a job that is over."""
         return EXIT_STATUS.get(self.state)
 
     @property

@@ -164,7 +164,7 @@ def held(leave: Callable[[], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _handled(number: signal.Signals, call: Callable[..., None], *args: object) -> Iterator[None]:
-    """Call a function on a signal, and afterwards have it do what it did before: the demo cleans up then."""
+    """Call a function on a signal, and restore the previous handler afterwards: the demo's handler cleans up."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -224,7 +224,7 @@ class _Fragile:
 
 
 class OnlyText(LineFilter):
-    """Every line of every widget passes through it: the terminal acts on nothing in a text; lines keep their width."""
+    """Every line of every widget passes through it: control characters are escaped, and lines keep their width."""
 
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
         """Return the segments with escapes for control characters and invisible marks."""

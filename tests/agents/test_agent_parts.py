@@ -288,7 +288,7 @@ def test_the_lease_is_kept_whatever_fails(tmp_path: Path, caplog: pytest.LogCapt
 def test_an_engine_of_an_earlier_job_that_ends_is_replaced(tmp_path: Path) -> None:
     class Ended(EngineLink):
         async def run(self) -> str:
-            return self._over("exit status -9")
+            return self._over("exit code -9")
 
     async def hear(_op: str, _args: dict[str, Any]) -> None:
         """It says nothing."""
@@ -393,7 +393,7 @@ def test_an_engine_that_keeps_dying_is_given_up_and_says_so(tmp_path: Path, monk
             await until(lambda: agent.member.office.coordinator and role.state.nodes["n1"].status == "failed")
             # Who asks for the engine is told at once.
             assert agent.member.engine.ready.is_set()
-            with pytest.raises(Problem, match="died 1 times in 10 minutes, last: exit status -9"):
+            with pytest.raises(Problem, match="died 1 times in 10 minutes, last: exit code -9"):
                 agent.member.nproc()
 
     monkeypatch.setattr(member_loop, "ENGINE_DEATHS", 1)
@@ -414,7 +414,7 @@ def test_an_engine_that_does_not_end_is_killed(tmp_path: Path) -> None:
         await link.close()
         assert link._process.returncode == -signal.SIGKILL
         assert clocks.now() - began < 5.0
-        assert await asyncio.wait_for(running, WAIT_S) == "exit status -9"
+        assert await asyncio.wait_for(running, WAIT_S) == "exit code -9"
 
     asyncio.run(check())
 

@@ -212,7 +212,7 @@ def test_noise_before_the_greeting_is_skipped(
     endless.write_text("#!/bin/sh\nyes welcome\n")
     endless.chmod(0o755)
 
-    # Who prints endlessly does not end: there is no exit status to wait for.
+    # Who prints endlessly does not end: there is no exit code to wait for.
     monkeypatch.setattr(boot, "EXIT_DEADLINE_S", 600.0)
 
     async def body(served: Served) -> None:

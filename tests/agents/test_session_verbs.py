@@ -1,4 +1,4 @@
-"""The verbs on real agents: what they print, where, and with which exit status."""
+"""The verbs on real agents: what they print, where, and with which exit code."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Timings against clush, pdsh and torchrun on hosts of this machine, in one run: `python -m tests.bench [NAME …]`.
 
-In: argv. Out: tables on stdout; with --json PATH all numbers; exit status 0, or 2 where no hosts can be made.
+In: argv. Out: tables on stdout; with --json PATH all numbers; exit code 0, or 2 where no hosts can be made.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ BENCHMARKS: dict[str, Callable[[], Report]] = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the benchmarks that are named, or all; returns the exit status."""
+    """Run the benchmarks that are named, or all; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(BENCHMARKS)} (default: all)")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write all numbers to a file")

@@ -275,7 +275,7 @@ CHANGES: dict[str, Change] = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print the table; returns the exit status."""
+    """Print the table; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.crossval")
     parser.add_argument("folder", nargs="?", type=Path, default=CORPUS)
     parser.add_argument("--list", action="store_true", help="print each answer that a change made wrong")

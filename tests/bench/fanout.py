@@ -22,7 +22,7 @@ def missing() -> list[str]:
 
 
 def run(tool: str, cluster: Cluster, line: str, timeout_s: float, log: Path) -> int:
-    """Run a shell line on all hosts at once; what it says goes to `log`. Returns the tool's exit status.
+    """Run a shell line on all hosts at once; what it says goes to `log`. Returns the tool's exit code.
 
     Raises subprocess.TimeoutExpired.
     """

@@ -1,6 +1,6 @@
 """Whether training resumes after what takes its snapshots: `python -m tests.bench.resume CASE [--runs N] [--seed N]`.
 
-In: argv. Out: a line for each run, a summary; exit status 0 if all held. `burned`: the only saver's host loses power
+In: argv. Out: a line for each run, a summary; exit code 0 if all held. `burned`: the only saver's host loses power
 and disk at a random moment; `each`: the same where each node saves; `torch`: `burned` with real torch; `killed`: ranks
 are killed while they save; `shards`: torch.distributed.checkpoint with its shards on each node, a node lost, the
 others and a spare with more ranks load it.
@@ -220,7 +220,7 @@ async def _killed(chance: random.Random, place: Path, kills: int) -> dict[str, i
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one case some times; returns the exit status."""
+    """Run one case some times; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.resume")
     parser.add_argument("case", choices=("burned", "each", "torch", "killed", "shards"))
     parser.add_argument("--runs", type=int, default=20, help="runs; of `killed`: kills in one run (default 20)")

@@ -1,6 +1,6 @@
 """The supervisor's command line, with a note of each step that each host comes to.
 
-In: argv: the file for the notes, then the words of the command line. Out: lines `T_NS HOST STEP TEXT`; its exit status.
+In: argv: the file for the notes, then the words of the command line. Out: lines `T_NS HOST STEP TEXT`; its exit code.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from tests.cluster.state import by_hand, directories, sweep
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command and return its exit status."""
+    """Run one command and return its exit code."""
     options = _parser().parse_args(argv)
     obstacle = cluster_obstacle()
     if obstacle:

@@ -80,7 +80,7 @@ class Job:
         return [sys.executable, "-m", "supervisor", verb, str(self.inventory), *self.name, *headless, *options]
 
     def wait(self, timeout_s: float = WAIT_S) -> int:
-        """Return the exit status of `up`."""
+        """Return the exit code of `up`."""
         assert self.up is not None
         try:
             return self.up.wait(timeout_s)

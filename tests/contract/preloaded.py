@@ -72,7 +72,7 @@ class Preloaded:
         return Torchrun(self, self._ask([words, str(directory), dict(environment), str(out)]))
 
     def status(self, pid: int) -> int | None:
-        """Return a process' exit status, negative for a signal; None while it runs."""
+        """Return a process' exit code, negative for a signal; None while it runs."""
         found: int | None = self._ask(pid)
         return found
 
@@ -94,7 +94,7 @@ class Torchrun:
         return self._server.status(self.pid)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return the exit status; raises subprocess.TimeoutExpired."""
+        """Return the exit code; raises subprocess.TimeoutExpired."""
         end = None if timeout is None else time.monotonic() + timeout
         while (status := self.poll()) is None:
             if end is not None and time.monotonic() > end:

@@ -132,7 +132,7 @@ class Torchruns:
         return done.stdout
 
     def wait(self, number: int) -> int:
-        """Return a torchrun's exit status."""
+        """Return a torchrun's exit code."""
         try:
             return self.running[number].wait(WAIT_S)
         except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""What cannot work is refused: one clear message, the right exit status, nothing left running."""
+"""What cannot work is refused: one clear message, the right exit code, nothing left running."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def loss(seq: int, second: int, reason: str = "cut off", kind: str = "node_lost"
 
 
 _THREE = "quarantined: lost 3 times in 10 minutes, last: cut off"
-_ENGINE = "its engine died 3 times in 10 minutes, last: exit status -9"
+_ENGINE = "its engine died 3 times in 10 minutes, last: exit code -9"
 _TWICE = "quarantined: failed alone twice before the first step, last: x"
 
 
@@ -206,7 +206,7 @@ _TWICE = "quarantined: failed alone twice before the first step, last: x"
         ([loss(1, 0), loss(2, 10), loss(3, 20, _THREE), loss(4, 30, kind="node_added")], 2, set()),
         ([loss(1, 0), loss(2, 10, "no space")], 1, set()),
         (
-            [loss(1, 0), loss(2, 10), loss(3, 20, "its engine died 3 times in 10 minutes, last: exit status -9")],
+            [loss(1, 0), loss(2, 10), loss(3, 20, "its engine died 3 times in 10 minutes, last: exit code -9")],
             2,
             {"n2"},
         ),

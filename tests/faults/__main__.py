@@ -45,7 +45,7 @@ _CASE_S = 180.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run what is asked for; returns the exit status."""
+    """Run what is asked for; returns the exit code."""
     words = sys.argv[1:] if argv is None else [*argv]
     options = _parser().parse_args([*words, *shlex.split(os.environ.get("SUPERVISOR_FAULTS", ""))])
     unknown = [name for name in options.names if name not in BY_NAME]
@@ -162,7 +162,7 @@ class _Runs:
             try:
                 yield faults, seed, json.loads(out)
             except ValueError:
-                text = f"exit status {child.returncode}: {err.strip()[-1500:]}"
+                text = f"exit code {child.returncode}: {err.strip()[-1500:]}"
                 names = ", ".join(fault.name for fault in faults)
                 violation = {"invariant": "case", "text": f"{text} (of the row {names})"}
                 yield faults, seed, [{"fault": faults[0].name, "seed": seed, "violations": [violation]}]

@@ -35,9 +35,7 @@ class Answer:
 
     def violations(self) -> list[Violation]:
         """Judge it."""
-        text = (
-            f"`{' '.join(self.words)}` exit status {self.status} after {self.seconds:.1f} s: {self.err[-400:].strip()}"
-        )
+        text = f"`{' '.join(self.words)}` exit code {self.status} after {self.seconds:.1f} s: {self.err[-400:].strip()}"
         late = self.seconds > ANSWER_S
         return [Violation("verb", text)] if late or "Traceback" in self.err else []
 
@@ -100,7 +98,7 @@ class Watch:
     def ended(self) -> str | None:
         """Return how it ended, with its last words; None while it runs."""
         status = self._process.poll()
-        return None if status is None else f"exit status {status}: {self._place.read_text(errors='replace')[-400:]}"
+        return None if status is None else f"exit code {status}: {self._place.read_text(errors='replace')[-400:]}"
 
     def end(self) -> None:
         """Kill it, if it still runs."""

@@ -122,7 +122,7 @@ class _Row:
         end_ns = time.monotonic_ns()
         answer = self.site.operator.run("stop")
         if answer.status != 0 and not case.fault.over:
-            case.result.wrong("verb", f"`stop` exit status {answer.status}: {answer.err[-400:]}")
+            case.result.wrong("verb", f"`stop` exit code {answer.status}: {answer.err[-400:]}")
         self._await_end(case)
         found = self.site.stamps.read()
         if case.fault.over:
@@ -161,7 +161,7 @@ class _Row:
         have = self._log(rank).read_bytes()
         if answer.out != have:
             text = f"`logs {' '.join(options)}` prints {len(answer.out)} bytes, the file has {len(have)}"
-            case.result.wrong("log", f"{text}; exit status {answer.status} {answer.err[-300:]}")
+            case.result.wrong("log", f"{text}; exit code {answer.status} {answer.err[-300:]}")
 
 
 def _special(directory: str, names: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Leaving is detaching; the exit status says how the job ended."""
+"""Leaving is detaching; the exit code says how the job ended."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_stop_that_is_cancelled_does_not_leave_later() -> None:
             session.touch(status={**session.status, "state": "stopped"}, ended=True)
             text = await press(app, pilot, "1")
             assert app.return_value is None
-            assert "exit status 4" in text
+            assert "exit code 4" in text
 
     asyncio.run(scenario())
 
@@ -120,7 +120,7 @@ def test_the_incident_opens_once_by_itself_when_the_job_has_failed() -> None:
             await until(app, pilot, lambda: app.current_mode == "incident")
             text = await press(app, pilot, "escape")
             assert app.current_mode == "map"
-            assert "exit status" in text or "FIRST FAILURE" in text
+            assert "exit code" in text or "FIRST FAILURE" in text
             session.touch()
             await press(app, pilot, "j")
             assert app.current_mode == "map"

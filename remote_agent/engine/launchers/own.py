@@ -241,6 +241,6 @@ class OwnGroup(WorkerGroup):
         assert worker.death is not None
         is_ours = worker.asked_ns is not None
         if worker.asked_ns is not None and worker.over_ns is not None and worker.death.code is not None:
-            # When its script was over before our signal, the exit status is its own.
+            # When its script was over before our signal, the exit code is its own.
             is_ours = worker.asked_ns < worker.over_ns
         await self._report_exit(exit_document(worker, worker.death, worker.asked_ns, is_ours, evidence))

@@ -48,7 +48,7 @@ OF_TORCHRUN = ("OMP_NUM_THREADS", "PWD")
 
 
 class AssignedRank(RankProcess):
-    """A rank that torch's agent has started. It is not our child, so only torch gets its exit status."""
+    """A rank that torch's agent has started. It is not our child, so only torch gets its exit code."""
 
     died_ns: int | None = None
     code: int | None = None
@@ -220,7 +220,7 @@ class TorchAgentGroup(WorkerGroup):
         t_ns = rank.died_ns or time.time_ns()
         if self._error and left["error"] is None and rank.code:
             left["error"] = {"message": f"torch's agent: {self._error}", "callstack": None, "timestamp_ns": t_ns}
-        # torch writes a signal as a negative exit status.
+        # torch writes a signal as a negative exit code.
         name = "SIGKILL" if rank.code is None else signal_name(-rank.code) if rank.code < 0 else None
         death = Death(rank.code if name is None else None, name, False, t_ns)
         await self._report_exit(exit_document(rank, death, self._asked_ns, stopped_by_us, left))

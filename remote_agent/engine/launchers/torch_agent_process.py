@@ -107,7 +107,7 @@ def launch_settings(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def run(order: dict[str, Any], wire: int) -> int:
-    """Run torch's agent until its workers have ended; returns its exit status."""
+    """Run torch's agent until its workers have ended; returns its exit code."""
     os.chdir(order["cwd"])
     # The restart of a worker group needs a fresh store: torch's default reads the keys of the group before.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"

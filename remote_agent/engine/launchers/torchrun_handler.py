@@ -1,7 +1,7 @@
 """torchrun's rendezvous handler, and a subclass of its elastic agent that follows the job's coordinator.
 
 In: torchrun's settings; work from the Handover. Out: workers that torchrun starts as the coordinator orders, with our
-log files; torchrun's exit status by how the job ended.
+log files; torchrun's exit code by how the job ended.
 
 torch's loop only sees healthy workers. The coordinator decides about failures, restarts and the end, so that none of
 them counts against torchrun's --max-restarts and no node's torchrun ends before the job does.

@@ -202,7 +202,7 @@ def what_next(snapshot: Snapshot, now_s: float) -> str:
     """What the cluster does next, in one or two sentences."""
     if snapshot.ended:
         reason = f": {snapshot.failure}" if snapshot.failure else ""
-        return f"The job has ended: {snapshot.state}, exit status {snapshot.exit_status}{reason}. q quits."
+        return f"The job has ended: {snapshot.state}, exit code {snapshot.exit_status}{reason}. q quits."
     if following := snapshot.next_step(now_s):
         return following
     left = (snapshot.max_restarts or 0) - snapshot.restarts

@@ -170,12 +170,12 @@ def _end_row(snapshot: Snapshot, now_s: float, width: int, glyphs: Glyphs) -> Ro
     status = snapshot.exit_status
     end: list[Span] = [("  [q] quit ", "key")]
     if snapshot.state == "failed":
-        left = [*_verdict(snapshot, now_s), (f" {glyphs.dot} exit status {status}", "bad")]
+        left = [*_verdict(snapshot, now_s), (f" {glyphs.dot} exit code {status}", "bad")]
         reason = snapshot.failure.partition(":")[0] if snapshot.incident else snapshot.failure
         left.append((f" {glyphs.dot} {clean(reason or 'the job failed')}", "dim"))
         return spread(left, [("  [i] why ", "key")] if snapshot.incident else end, width, glyphs.more)
     word = {"succeeded": "all ranks succeeded", "stopped": "stopped by an operator"}.get(snapshot.state, "ended")
-    status_text = f" {glyphs.dot} exit status {status}" if status else ""
+    status_text = f" {glyphs.dot} exit code {status}" if status else ""
     left = [(f" {word}{status_text}", "done" if status == 0 else "warn")]
     if snapshot.incident is not None:
         left.append((f" {glyphs.dot} {_restarts(snapshot)}", "dim"))
