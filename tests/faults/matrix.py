@@ -20,6 +20,7 @@ from pathlib import Path
 from tests import skew
 from tests.cluster.network import OPERATOR, ClusterError, command
 from tests.faults.case import DISK_MB, Case, Fault
+from tests.faults.commands import Verb
 
 _REFUSE = """
 table inet faults {
@@ -376,31 +377,34 @@ def _restart_races(case: Case) -> None:
 
 def _remove_races(case: Case) -> None:
     (node,) = case.members()
-    case.heal_by(lambda: _add_back(case, node))
-    case.verb("remove", "--node", node)
+    removal = case.verb("remove", "--node", node)
+    case.heal_by(lambda: _add_back(case, node, removal))
     case.sleep(0.0, 0.3)
     _break_by_chance(case)
 
 
 def _coordinator_removed(case: Case) -> None:
     node = case.coordinator()
-    case.heal_by(lambda: _add_back(case, node))
-    case.verb("remove", "--node", node)
+    removal = case.verb("remove", "--node", node)
+    case.heal_by(lambda: _add_back(case, node, removal))
     case.sleep(0.0, 0.4)
     _break_by_chance(case)
 
 
 def _add_races(case: Case) -> None:
     (node,) = case.members()
-    case.verb("remove", "--node", node).answer()
-    case.heal_by(lambda: _add_back(case, node))
+    removal = case.verb("remove", "--node", node)
+    removal.answer()
+    case.heal_by(lambda: _add_back(case, node, removal))
     case.verb("add", "--node", node)
     case.sleep(0.0, 0.5)
     _break_by_chance(case)
 
 
-def _add_back(case: Case, node: str) -> None:
-    """Add a node, healed; a request that is under way or unnecessary is refused, which is an answer."""
+def _add_back(case: Case, node: str, removal: Verb) -> None:
+    """Add a node that was removed; a request that is under way or unnecessary is refused, which is an answer."""
+    # It may wait for the next coordinator, and would remove what is added before that.
+    removal.answer()
     case.verb("add", "--node", node).answer()
 
 
