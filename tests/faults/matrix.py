@@ -401,10 +401,11 @@ def _add_races(case: Case) -> None:
     _break_by_chance(case)
 
 
-def _add_back(case: Case, node: str, removal: Verb) -> None:
-    """Add a node that was removed; a request that is under way or unnecessary is refused, which is an answer."""
-    # It may wait for the next coordinator, and would remove what is added before that.
-    removal.answer()
+def _add_back(case: Case, node: str, *before: Verb) -> None:
+    """Add a node, healed; a request that is under way or unnecessary is refused, which is an answer."""
+    for verb in before:
+        # A removal may wait for the next coordinator, and would remove what is added before that.
+        verb.answer()
     case.verb("add", "--node", node).answer()
 
 
