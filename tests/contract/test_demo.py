@@ -124,7 +124,7 @@ def test_without_torch_there_is_one_clear_message(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert demo.run_demo(headless=True) == 1
     message = capsys.readouterr().err
-    assert f"{sys.executable} has no torch" in message
+    assert f"torch, which is not installed for {sys.executable}" in message
     assert "pip install torch" in message
 
 

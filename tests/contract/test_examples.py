@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.examples import nightly
+
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
@@ -128,6 +130,7 @@ def test_ddp_learns_and_resumes(repository: Path, tmp_path: Path, launcher: Laun
     assert (tmp_path / "0" / "snapshot.pt").exists()
 
 
+@nightly
 def test_gpt_trains_and_resumes(repository: Path, tmp_path: Path, launcher: Launcher) -> None:
     script = repository / "examples" / "gpt" / "train.py"
     small = ["--batch-size", "4", "--context", "32", "--width", "32", "--log-every", "1"]

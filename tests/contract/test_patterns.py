@@ -13,6 +13,7 @@ from tests.cluster import Cluster
 from tests.cluster.fixtures import hosts_of
 from tests.cluster.job import Job
 from tests.cluster.scripts import STEPS
+from tests.examples import nightly
 
 pytestmark = [pytest.mark.cluster, pytest.mark.e2e]
 # Where torch would meet the other rank there is this job's own store, while all the others are there too.
@@ -51,6 +52,7 @@ def test_four_unequal_hosts_then_two_then_four_from_the_snapshot(hosts: Cluster,
         assert {group["restarts"] for group in groups} == {0}
 
 
+@nightly
 def test_five_jobs_at_once_do_not_disturb_each_other(hosts: Cluster, tmp_path: Path) -> None:
     names = [f"job{number}" for number in range(5)]
     pairs = [("n1", "n2"), ("n3", "n4"), ("n1", "n3"), ("n2", "n4"), ("n1", "n4")]

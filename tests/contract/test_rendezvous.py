@@ -148,6 +148,7 @@ def test_c10d_names_a_killed_worker_does_without_a_removed_node_and_restarts(hos
         assert sorted(in_world(job, 1)) == [0]
 
 
+@nightly
 def test_a_torchrun_started_by_hand_joins_our_job(hosts: Cluster, tmp_path: Path) -> None:
     options = ("--rdzv-backend", "c10d", "--nnodes", "2")
     with running(hosts, tmp_path / "work", *options, only=["n1"]) as job:
@@ -169,6 +170,7 @@ def test_our_job_joins_a_torchrun_started_by_hand(hosts: Cluster, tmp_path: Path
         assert len(in_world(job, 2)) == 1
 
 
+@nightly
 def test_static(hosts: Cluster, tmp_path: Path) -> None:
     options = ("--rdzv-backend", "static", "--nnodes", "2", "--env", "STEPS=5")
     with running(hosts, tmp_path / "work", *options, only=["n1", "n2"]) as job:
@@ -209,6 +211,7 @@ def test_etcd_with_a_torchrun_started_by_hand(hosts: Cluster, etcd: str, tmp_pat
             assert len(in_world(job, 2)) == 1
 
 
+@nightly
 def test_a_meeting_nobody_else_comes_to_fails_with_torchs_reason(hosts: Cluster, tmp_path: Path) -> None:
     options = ("--rdzv-backend", "c10d", "--rdzv-conf", "join_timeout=3", "--nnodes", "2", "--max-restarts", "0")
     with running(hosts, tmp_path / "work", *options, only=["n1"]) as job:

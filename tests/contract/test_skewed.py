@@ -13,6 +13,7 @@ import pytest
 from supervisor.postmortem.diagnosis import diagnose
 from tests import skew
 from tests.agents.nodes import Nodes
+from tests.examples import nightly
 from tests.stub import STUB
 
 pytestmark = [
@@ -64,6 +65,7 @@ if generation == 2 and rank == 1:
 RIGHT = [("collective_desync", [1], "n2"), ("user_exception", [0], "n1"), ("user_exception", [0], "n1")]
 
 
+@nightly
 @pytest.mark.usefixtures("light_torch")
 def test_who_was_first_is_told_though_clocks_are_ten_seconds_apart(tmp_path: Path) -> None:
     library = skew.build(tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping
+from contextlib import aclosing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from remote_agent.wire import Answer, CallFailed, Items, Problem
 from supervisor.cli import snapshots
 from supervisor.cli.snapshots import pull
 from supervisor.errors import RequestFailed, UsageError
+from supervisor.link.tasks import each
 from supervisor.ssh.answers import read_answer
 from tests.fast.test_snapshots import Disk, lay, torch_zip
 
@@ -42,7 +44,12 @@ class Node:
         assert isinstance(answer, Answer)
         return read_answer(self.view.name, op, answer)
 
-    async def stream(self, op: str, args: dict[str, Any]) -> Items:
+    async def whole_stream(self, op: str, args: dict[str, Any], *, timeout_s: float) -> Items:
+        async with aclosing(each(self._stream(op, args), timeout_s)) as items:
+            async for item in items:
+                yield item
+
+    async def _stream(self, op: str, args: dict[str, Any]) -> Items:
         items = await self.requests.handle(op, args, b"")
         assert not isinstance(items, Answer)
         try:
