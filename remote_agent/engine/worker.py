@@ -345,15 +345,22 @@ def stop_serving(file: str, name: str, pid: int) -> None:
 
     if os.getpid() != pid:
         return
-    os.unlink(file)
     end = time.monotonic() + CLIENTS_S
-    while time.monotonic() < end:
+    while True:
         try:
-            if not has_clients(name):
-                return
-            time.sleep(0.002)
+            return _wait_for_clients(file, name, end)
         except (SystemExit, KeyboardInterrupt):
-            continue  # from the script's signal handler: the process is ending already
+            # From the script's signal handler, at whichever step: the process is ending already.
+            continue
+
+
+def _wait_for_clients(file: str, name: str, end: float) -> None:
+    import time
+
+    if os.path.exists(file):
+        os.unlink(file)
+    while time.monotonic() < end and has_clients(name):
+        time.sleep(0.002)
 
 
 def has_clients(name: str) -> bool:
