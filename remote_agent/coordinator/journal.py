@@ -146,9 +146,16 @@ class Journal:
             self._file = None
 
     async def follow(self, seq: int) -> AsyncGenerator[Record, None]:
-        """Yield the records after that number, then each new one, until `end`."""
+        """Yield the records after that number, then each new one, until `end`.
+
+        Where other records replace those at the end, they are yielded, too: a number comes a second time.
+        """
+        given = self.records
         while True:
             changed = self._changed
+            if self.records is not given:
+                seq = min(seq, _same(given, self.records))
+                given = self.records
             for record in self.since(seq):
                 seq = record["seq"]
                 yield record
@@ -181,6 +188,12 @@ class Journal:
         except OSError as error:
             log.warning("%s cannot be written: %s", self._path, error)
             self.close()
+
+
+def _same(some: Sequence[Record], others: Sequence[Record]) -> int:
+    """Return how many records two journals have in common."""
+    pairs = enumerate(zip(some, others))
+    return next((at for at, (one, other) in pairs if one != other), min(len(some), len(others)))
 
 
 def chunks(records: list[Record]) -> Iterator[list[Record]]:

@@ -348,7 +348,8 @@ def stop_serving(file: str, name: str, pid: int) -> None:
     end = time.monotonic() + CLIENTS_S
     while True:
         try:
-            return _wait_for_clients(file, name, end)
+            _wait_for_clients(file, name, end)
+            break
         except (SystemExit, KeyboardInterrupt):
             # From the script's signal handler, at whichever step: the process is ending already.
             continue

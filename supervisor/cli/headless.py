@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from remote_agent.wire.events import ENDED_EVENTS, ENDED_STATES, EventType
@@ -24,7 +24,7 @@ from supervisor.link.tasks import cancel_all
 from supervisor.link.view import local_rank_of
 from supervisor.logs.selection import Selection
 from supervisor.standard_streams import as_lines, write_err
-from supervisor.wording.events import EventRows, event_line
+from supervisor.wording.events import EventRows, event_line, still_there
 from supervisor.wording.incidents import incident_lines
 from supervisor.wording.values import one_line
 
@@ -63,7 +63,7 @@ class Headless:
         self._enough = asyncio.Event()
         """The job has ended, and the user does not want the rest of its log."""
         self._requests: set[asyncio.Task[None]] = set()
-        self._printed_events = 0
+        self._printed_events: list[Mapping[str, Any]] = []
         self._event_rows = EventRows()
         self._printed_notices = 0
         self._printed_wait = False
@@ -272,8 +272,8 @@ class Headless:
         lines += [one_line(notice.text) for notice in session.notices[self._printed_notices :]]
         self._printed_notices = len(session.notices)
         if self._json_events:
-            lines += map(json.dumps, session.events[self._printed_events :])
-            self._printed_events = len(session.events)
+            lines += map(json.dumps, session.events[still_there(self._printed_events, session.events) :])
+            self._printed_events = list(session.events)
         else:
             lines += map(event_line, self._event_rows.follow(session.events))
         if lines:

@@ -14,7 +14,7 @@ from supervisor.cli import colours
 from supervisor.cli.options import add_json, in_session, make_parser, parse
 from supervisor.cli.output import is_rich, write_json, write_lines, write_table
 from supervisor.standard_streams import clear_screen
-from supervisor.wording.events import EventRows, event_line
+from supervisor.wording.events import EventRows, event_line, still_there
 from supervisor.wording.incidents import incident_lines
 from supervisor.wording.status import fabric_lines, header, node_rows, rank_rows, status_lines, status_tail
 
@@ -117,14 +117,14 @@ def run_events(verb: str, argv: Sequence[str]) -> int:
     options = parse(parser, argv)
 
     async def show(session: Session) -> None:
-        rows, printed = EventRows(), 0
+        rows, printed = EventRows(), list[Mapping[str, Any]]()
         while True:
             over, version = session.ended or not options.follow, session.version
             events = session.events if options.follow else await session.journal()
             if options.json:
-                for event in events[printed:]:
+                for event in events[still_there(printed, events) :]:
                     write_json(event)
-                printed = len(events)
+                printed = list(events)
             elif news := rows.follow(events):
                 colours.write(list(map(event_line, news)), options.color)
             if over:

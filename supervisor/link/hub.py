@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from remote_agent.diagnose.incidents import incidents_after
+from remote_agent.diagnose.incidents import incidents_after, incidents_in
 from remote_agent.wire import CallFailed, WireError
 from supervisor import known
 from supervisor.errors import HostFailure, RequestFailed, SupervisorError, Unreachable, why
@@ -265,10 +265,17 @@ class Hub:
         self._status_at = time.monotonic()
 
     def add_event(self, event: JournalEvent) -> None:
-        """Add the next event of the journal, unless it is already there; incidents change with it."""
-        last = int(self.events[-1]["seq"]) if self.events else 0
-        if int(event["seq"]) <= last:
-            return
+        """Add the next event of the journal, unless it is already there; incidents change with it.
+
+        Another event with a number that is already there replaces that one and those after it: the agents that had
+        them are gone, and the job continues without.
+        """
+        at = int(event["seq"]) - 1
+        if at < len(self.events):
+            if self.events[at] == event:
+                return
+            self.events = self.events[:at]
+            self.incidents = incidents_in(self.events)
         self.events.append(event)
         self.incidents = incidents_after(self.incidents, event)
         self.touch()

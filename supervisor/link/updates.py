@@ -153,18 +153,28 @@ class Updates:
         return best[0].rank_as_source()[:-1] > link.rank_as_source()[:-1]
 
     async def _events(self, link: Link) -> None:
+        # From the last one that is known: if this agent has another one there, earlier ones may differ, too.
+        if not await self._follow_events(link, max(0, len(self._hub.events) - 1)):
+            await self._follow_events(link, 0)
+
+    async def _follow_events(self, link: Link, since: int) -> bool:
+        """Take the events after that number to their end; False if the next one is not the one that is known."""
         hub = self._hub
-        since = int(hub.events[-1]["seq"]) if hub.events else 0
+        known = hub.events[since] if 0 < since < len(hub.events) else None
         stream = link.stream("events", {"since": since, "follow": True})
         try:
             async for answer in stream:
                 event = answer.data["event"]
+                if known not in (None, event):
+                    return False
+                known = None
                 hub.add_event(event)
                 if event.get("type") in ENDED_EVENTS:
                     await self._finish(link)
-                    return
+                    break
         finally:
             await stream.aclose()
+        return True
 
     async def _finish(self, link: Link) -> None:
         hub = self._hub

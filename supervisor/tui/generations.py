@@ -9,7 +9,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, Final
 
 from remote_agent.wire.events import PHASE_EVENTS, EventType, StopCause, phases_of
-from supervisor.wording.events import CAUSES, cause_text, starts_text, tree_text
+from supervisor.wording.events import CAUSES, cause_text, starts_text, still_there, tree_text
 from supervisor.wording.values import clock
 
 if TYPE_CHECKING:
@@ -60,10 +60,12 @@ class Runs:
     """The generations so far; each event is read once."""
 
     def __init__(self) -> None:
+        self._start()
+
+    def _start(self) -> None:
         self.runs: list[Run] = []
         """Oldest first."""
-        self.taken = 0
-        """Events so far."""
+        self._read: list[Mapping[str, Any]] = []
         self._versions: dict[str, Json] = {}
         self._cause = ""
         self._trees: dict[str, str] = {}
@@ -72,10 +74,12 @@ class Runs:
         """By type of event: notes since the newest generation began."""
 
     def follow(self, events: Sequence[Mapping[str, Any]]) -> None:
-        """Read the new events of a journal."""
-        for event in events[self.taken :]:
+        """Read the new events of a journal, or one that has changed."""
+        if still_there(self._read, events) < len(self._read):
+            self._start()
+        for event in events[len(self._read) :]:
             self._take(event)
-        self.taken = len(events)
+            self._read.append(event)
 
     def differing(self) -> list[tuple[str, dict[str, tuple[str, ...]]]]:
         """Return the facts in which nodes differ: the fact, and the nodes by value, most nodes first."""

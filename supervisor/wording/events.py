@@ -75,6 +75,17 @@ def cause_text(cause: object) -> str:
     return known.text if known else one_line(cause)
 
 
+def still_there(read: Sequence[Document], events: Sequence[Document]) -> int:
+    """Return how many of the events that were read a journal still has.
+
+    Its end may have been replaced, or a recording turned back.
+    """
+    if not read or (len(events) >= len(read) and events[len(read) - 1] is read[-1]):
+        return len(read)
+    pairs = enumerate(zip(read, events, strict=False))
+    return next((at for at, (one, other) in pairs if one is not other), min(len(read), len(events)))
+
+
 class EventRows:
     """The events of a journal as people read them, a row each.
 
@@ -86,17 +97,22 @@ class EventRows:
 
     def _start(self) -> None:
         self.rows: list[Document] = []
-        self._taken = 0
+        self._read: list[Document] = []
         self._preliminary: dict[int | None, int] = {}
         """By number of an incident: its row, which may still change."""
 
     def follow(self, events: Sequence[Document]) -> list[Document]:
-        """Take the new events of a journal, or a journal that is shorter; return those whose text is new."""
-        if len(events) < self._taken:
+        """Take the new events of a journal, or one that has changed; return those whose text is new."""
+        same = still_there(self._read, events)
+        if same < len(self._read):
             self._start()
+            self._take(events[:same])
+        return self._take(events[same:])
+
+    def _take(self, events: Sequence[Document]) -> list[Document]:
         begin = len(self.rows)
         news: dict[int, Document] = {}
-        for event in events[self._taken :]:
+        for event in events:
             number = event["detail"].get("id") if event["type"] == EventType.INCIDENT else None
             at = self._preliminary.pop(number, None)
             if at is None:
@@ -112,7 +128,7 @@ class EventRows:
                     news[at] = event  # at its own time: it is written below others
             if number is not None and event["detail"].get("preliminary"):
                 self._preliminary[number] = at
-        self._taken = len(events)
+        self._read += events
         return list(news.values())
 
 

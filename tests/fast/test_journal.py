@@ -124,6 +124,33 @@ def test_a_follower_gets_every_record_once_and_ends(tmp_path: Path) -> None:
     asyncio.run(check())
 
 
+def test_a_follower_ends_with_the_records_of_the_journal_also_where_its_end_was_replaced(tmp_path: Path) -> None:
+    """A coordinator may be lost before others have its last records; what it told is not what happened."""
+
+    async def check() -> None:
+        journal = Journal(tmp_path / "events.jsonl")
+        seen: dict[int, str] = {}
+
+        async def follow() -> None:
+            async for one in journal.follow(0):
+                seen[one["seq"]] = one["type"]
+
+        for seq in (1, 2, 3):
+            journal.append(record(seq))
+        following = asyncio.ensure_future(follow())
+        while len(seen) < 3:
+            await asyncio.sleep(0)
+        journal.take([record(1), record(2), record(3, type="else")], reset=True)
+        journal.append(record(4))
+        journal.end()
+        await asyncio.wait_for(following, 60)
+        assert seen == {one["seq"]: one["type"] for one in journal.records}
+        assert seen[3] == "else"
+        journal.close()
+
+    asyncio.run(check())
+
+
 def test_two_journals_with_other_tails_have_other_digests(tmp_path: Path) -> None:
     async def check() -> None:
         one, other = Journal(tmp_path / "a.jsonl"), Journal(tmp_path / "b.jsonl")

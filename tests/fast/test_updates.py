@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from remote_agent.wire import Answer
+from supervisor.inventory import Inventory, JobDefaults
 from supervisor.link import updates
+from supervisor.session import Session
+from supervisor.wording.events import EventRows
 
 
 class SilentLink:
@@ -76,6 +80,61 @@ def test_of_hosts_that_are_gone_together_each_is_asked_once_and_the_one_that_ans
     assert seen == ["n1", "n3"]
     identities = ["n1 identity", "n2 identity", "n3 identity"]
     assert sorted(asked) == sorted(["n1 events", "n1 watch", *identities, "n3 events", "n3 watch"])
+
+
+class JournalLink(SilentLink):
+    """A link to an agent with that journal, which waits at its end."""
+
+    def __init__(self, name: str, asked: list[str], types: list[str]) -> None:
+        super().__init__(name, asked, is_there=True)
+        place = {"time": name, "generation": 0, "node": "n1", "rank": None, "detail": {}}
+        self.journal = [{**place, "seq": number, "type": kind} for number, kind in enumerate(types, start=1)]
+        self.all_sent = asyncio.Event()
+
+    async def call(self, op: str, *, timeout_s: float = 0.0) -> Answer:
+        return Answer({})
+
+    async def stream(self, op: str, args: Any = None) -> AsyncGenerator[Answer, None]:
+        if op == "events":
+            for event in self.journal[args["since"] :]:
+                yield Answer({"event": dict(event)})
+            self.all_sent.set()
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        ["job_started", "generation_proposed", "coordinator_changed", "job_degraded", "job_succeeded"],
+        ["job_started", "coordinator_changed", "job_succeeded"],
+    ],
+    ids=["longer", "as long"],
+)
+def test_a_journal_whose_end_was_lost_with_its_coordinator_is_followed_as_it_went_on(second: list[str]) -> None:
+    """Whoever follows has at the end the events of the agent that lives, whatever it was told before."""
+    asked: list[str] = []
+    lost = JournalLink("n1", asked, ["job_started", "generation_proposed", "generation_running"])
+    lives = JournalLink("n2", asked, second)
+    lives.journal[0] = lost.journal[0]
+    hub: Any = Session(Inventory(Path("hosts.toml"), (), JobDefaults(workdir=Path())))
+    rows, read = EventRows(), [0]
+
+    async def check() -> None:
+        hub.opened_links = lambda: [lost if lost.opened else lives]
+        following = asyncio.ensure_future(updates.Updates(hub).run())
+        await asyncio.wait_for(lost.all_sent.wait(), 60)
+        read[0] = len(rows.follow(hub.events))
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        lost.opened = False
+        await asyncio.wait_for(updates.Updates(hub).run(), 60)
+
+    asyncio.run(check())
+    assert hub.events == lives.journal
+    assert read == [3]
+    # What is new to a reader is what replaced the end: the part that is the same is not told again.
+    assert rows.follow(hub.events) == lives.journal[1:]
+    assert rows.rows == lives.journal
 
 
 def test_a_status_of_a_host_that_is_gone_stands_for_less_than_ten_seconds() -> None:

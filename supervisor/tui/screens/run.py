@@ -184,9 +184,6 @@ class RunScreen(LiveScreen):
     def show(self, snapshot: Snapshot) -> None:
         """Show the newest state; if the end of the journal is not in view, the view does not move."""
         events = self.shell.source.events
-        if len(events) < self._runs.taken:
-            # It is another journal: a recording was turned back.
-            self._runs = Runs()
         self._runs.follow(events)
         self._show_generations(snapshot)
         self._show_detail(snapshot)
