@@ -27,7 +27,8 @@ from tests.screens.screens import press, running_app, settle, until
 
 pytestmark = [pytest.mark.torch, pytest.mark.e2e]
 
-# Rank 1 gives up once, at step 25 of 40, when rank 0 has done it; then they begin at step 20, and wait at 38.
+# Rank 1 gives up once, at step 25 of 40, when rank 0 has done it; then they begin at step 20, and wait at 38. There
+# rank 1 prints when rank 0 has: the order of lines in view does not depend on what is known of two hosts' clocks.
 SCRIPT = """
 import os, sys, time
 rank, again = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
@@ -35,9 +36,16 @@ with open(os.environ["NCCL_DEBUG_FILE"], "w") as file:
     print("h:1:1 [0] NCCL INFO NCCL version 2.26.2+cuda12.8", file=file)
 done = sys.argv[-1]
 for step in range(20 * again, 40):
+    after = {20: "-38", 39: "-39"}.get(step) if again and rank == 1 else None
+    if after:
+        while not os.path.exists(done + after):
+            time.sleep(0.01)
+        time.sleep(0.1)
     print(f"step {step} | loss {1 / (step + 1):.3f}", flush=True)
     if step == 0:
         print("login with HF_TOKEN=hf_abcdef", flush=True)
+    if again and rank == 0 and step >= 38:
+        open(f"{done}-{step}", "w").close()
     while step == 38 and not os.path.exists(done + "2"):
         time.sleep(0.01)
     if step == 25 and not again:
