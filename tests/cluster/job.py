@@ -9,7 +9,6 @@ import json
 import os
 import re
 import secrets
-import signal
 import subprocess
 import sys
 import threading
@@ -17,9 +16,10 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 from tests.cluster import Cluster
+from tests.preloaded import Process, Program
 
 WAIT_S = 120.0
 # The hosts' files are this machine's: to look there takes no process.
@@ -44,6 +44,9 @@ def tail(path: Path) -> bytes:
 class Job:
     """`supervisor up --headless` in a process of its own, and the verbs beside it."""
 
+    supervisor: ClassVar[Program] = Program("supervisor")
+    """What starts these processes: the tests of `tests/contract` fork them."""
+
     def __init__(self, cluster: Cluster, work: Path, script: str, *arguments: str, **job: object) -> None:
         self.cluster = cluster
         self.work = work
@@ -57,7 +60,7 @@ class Job:
         self.err = work.parent / f"{work.name}.err"
         self.name: list[str] = []
         """The job's name as the verbs take it; empty: they find it."""
-        self.up: subprocess.Popen[bytes] | None = None
+        self.up: Process | None = None
 
     def start(self, *options: str) -> Job:
         """Launch; returns at once."""
@@ -66,18 +69,20 @@ class Job:
             options = (*options, "--rdzv-conf", f"last_call_timeout={WAIT_S:g}")
         given = next((options[options.index(word) + 1] for word in ("--job", "--rdzv-id") if word in options), "")
         job = given or secrets.token_hex(4)
-        command = self.command("up", *options, *([] if given else ["--job", job]), "train.py", *self.arguments)
+        words = self.words("up", *options, *([] if given else ["--job", job]), "train.py", *self.arguments)
         self.name = [job]
         with self.out.open("wb") as out, self.err.open("wb") as err:
-            self.up = subprocess.Popen(
-                command, cwd=self.work, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
-            )
+            self.up = self.supervisor.start(words, self.work, out=out, err=err)
         return self
+
+    def words(self, verb: str, *options: str) -> list[str]:
+        """Return the words of a verb on this inventory."""
+        headless = ["--headless"] if verb == "up" and "--detach" not in options else []
+        return [verb, str(self.inventory), *self.name, *headless, *options]
 
     def command(self, verb: str, *options: str) -> list[str]:
         """Return the command line of a verb on this inventory."""
-        headless = ["--headless"] if verb == "up" and "--detach" not in options else []
-        return [sys.executable, "-m", "supervisor", verb, str(self.inventory), *self.name, *headless, *options]
+        return [sys.executable, "-m", "supervisor", *self.words(verb, *options)]
 
     def wait(self, timeout_s: float = WAIT_S) -> int:
         """Return the exit code of `up`."""
@@ -89,8 +94,7 @@ class Job:
 
     def run(self, verb: str, *options: str, timeout_s: float = WAIT_S) -> subprocess.CompletedProcess[bytes]:
         """Run one verb to its end."""
-        command = self.command(verb, *options)
-        return subprocess.run(command, cwd=self.work, capture_output=True, timeout=timeout_s, check=False)
+        return self.supervisor.run(self.words(verb, *options), self.work, timeout=timeout_s)
 
     def ask(self, verb: str, *options: str) -> Any:
         """Return a verb's JSON; it must exit with 0."""
@@ -134,19 +138,22 @@ class Job:
 
     def watch(self, *words: str, fits: Callable[[dict[str, Any]], bool], timeout_s: float = WAIT_S) -> dict[str, Any]:
         """Follow a verb's JSON lines until one fits; the job is there."""
-        with subprocess.Popen(
-            self.command(*words, "--json"), cwd=self.work, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        ) as process:
+        out, out_end = os.pipe()
+        with open(out, "rb") as lines, open(os.devnull, "wb") as nothing:
+            with open(out_end, "wb") as written:
+                process = self.supervisor.start(self.words(*words, "--json"), self.work, out=written, err=nothing)
             alarm = threading.Timer(timeout_s, process.kill)
             alarm.start()
             try:
-                for line in process.stdout or ():
+                for line in lines:
                     found: dict[str, Any] = json.loads(line)
                     if fits(found):
                         return found
             finally:
                 alarm.cancel()
+                alarm.join()
                 process.kill()
+                process.wait()
         raise AssertionError(f"{words}: not what is waited for within {timeout_s:g} s: {self.errors()[-3000:]}")
 
     @staticmethod
@@ -183,5 +190,5 @@ class Job:
     ) -> None:
         """End `up`; what runs on the hosts ends with the cluster."""
         if self.up is not None and self.up.poll() is None:
-            os.kill(self.up.pid, signal.SIGKILL)
+            self.up.kill()
             self.up.wait(10)

@@ -110,6 +110,8 @@ def test_a_killed_worker_is_named_and_the_job_finishes(torch_pair: Cluster, tmp_
         os.kill(job.pid(1), signal.SIGKILL)
         job.until("generation_running", generation=1)
         job.until_step(3)
+        # Its rank tells of it a moment later, and no more once its group has been stopped.
+        assert job.until("first_step", generation=1)["detail"]["first_step"] >= 0
         for verb in ("remove", "add"):
             done = job.run(verb, "--node", "n1")
             assert done.returncode == 0, done.stderr.decode()
@@ -132,7 +134,6 @@ def test_a_killed_worker_is_named_and_the_job_finishes(torch_pair: Cluster, tmp_
         assert {"detect", "stop", "rendezvous", "spawn", "main"} <= set(phases)
         up = job.until("process_group_up", generation=1)["detail"]
         assert up["imports"] > 0
-        assert job.until("first_step", generation=1)["detail"]["first_step"] >= 0
 
 
 def test_nobody_attached_and_the_job_heals(pair: Cluster, tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ import pytest
 
 from tests.cluster import Cluster
 from tests.cluster.fixtures import hosts_of
+from tests.cluster.job import Job
+from tests.preloaded import decoded
 from tests.stub import STUB
 
 pytestmark = [pytest.mark.cluster, pytest.mark.torch]
@@ -26,8 +28,7 @@ nameless = hosts_of(2, scope="function", resolve=False, stub_torch=True)
 
 
 def check(inventory: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "supervisor", "check", str(inventory), *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, stdin=subprocess.DEVNULL)
+    return decoded(Job.supervisor.run(["check", str(inventory), *words], Path.cwd(), timeout=240))
 
 
 def document(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -111,11 +112,9 @@ def test_hosts_may_be_named_without_an_inventory(three: Cluster, tmp_path: Path)
     (tmp_path / ".ssh" / "config").write_text("\n".join(config) + "\n")
     (tmp_path / "hostfile").write_text("n1 slots=2\nn3 slots=1\n")
     for words in (["--hosts", "n[1,3]"], ["--hostfile", str(tmp_path / "hostfile")]):
-        done = subprocess.run(
-            [sys.executable, "-m", "supervisor", "jobs", *words, "--json"],
-            capture_output=True, text=True, timeout=60, check=False, env={**os.environ, "HOME": str(tmp_path)},
-        )  # fmt: skip
-        assert (done.returncode, json.loads(done.stdout or "{}")) == (0, {"jobs": [], "unreachable": {}}), done.stderr
+        environment = {**os.environ, "HOME": str(tmp_path)}
+        done = Job.supervisor.run(["jobs", *words, "--json"], tmp_path, timeout=60, environment=environment)
+        assert (done.returncode, json.loads(done.stdout or b"{}")) == (0, {"jobs": [], "unreachable": {}}), done.stderr
 
 
 def test_a_host_whose_name_leads_back_to_itself_is_named(nameless: Cluster, torchless: str, tmp_path: Path) -> None:

@@ -24,7 +24,8 @@ from remote_agent.base.proc import stat_fields
 from remote_agent.coordinator.journal import read_records
 from remote_agent.engine.launchers.inside_torchrun import HandlerEngine, Handover
 from tests.agents.engine_process import alive, order
-from tests.contract.preloaded import Preloaded, Torchrun, preloaded
+from tests.cluster.job import Job
+from tests.preloaded import Preloaded, Process, Program, decoded
 
 pytestmark = [pytest.mark.e2e, pytest.mark.torch]
 
@@ -42,11 +43,11 @@ while True:
 class Torchruns:
     """Torchruns of one job on this machine, each with an address and a home of its own."""
 
-    def __init__(self, server: Preloaded, root: Path, script: str, *options: str) -> None:
+    def __init__(self, server: Program, root: Path, script: str, *options: str) -> None:
         self.server = server
         self.root = root
         self.options = options
-        self.running: dict[int, Torchrun | subprocess.Popen[bytes]] = {}
+        self.running: dict[int, Process] = {}
         (root / "train.py").write_text(script)
         with socket.create_server(("", 0)) as probe:
             self.port = probe.getsockname()[1]
@@ -58,19 +59,9 @@ class Torchruns:
         env.update({} if key is None else {"SUPERVISOR_RDZV_KEY": key})
         words = ["--rdzv-backend", "supervisor", "--rdzv-endpoint", f"127.0.0.1:{self.port}", "--rdzv-id", "job"]
         words += ["--local-addr", f"127.0.0.{number}", *self.options, *options, "train.py"]
-        if not fresh:
-            self.running[number] = self.server.start(words, self.root, env, self.out(number))
-            return
+        server = Program(self.server.module) if fresh else self.server
         with self.out(number).open("ab") as out:
-            self.running[number] = subprocess.Popen(
-                [sys.executable, "-m", "torch.distributed.run", *words],
-                cwd=self.root,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-            )
+            self.running[number] = server.start(words, self.root, out=out, err=out, environment=env)
 
     def home(self, number: int) -> Path:
         return self.root / f"home{number}"
@@ -122,8 +113,7 @@ class Torchruns:
     def ask(self, number: int, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a verb on a node's machine."""
         env = {**os.environ, "SUPERVISOR_HOME": str(self.home(number))}
-        command = [sys.executable, "-m", "supervisor", *words]
-        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=WAIT_S, check=False)
+        return decoded(Job.supervisor.run(words, self.root, timeout=WAIT_S, environment=env))
 
     def supervisor(self, number: int, *words: str) -> str:
         """Run a verb that must succeed; returns what it prints."""
@@ -144,7 +134,7 @@ class Torchruns:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Preloaded]:
-    with preloaded() as made:
+    with contextlib.closing(Preloaded("torch.distributed.run")) as made:
         yield made
 
 

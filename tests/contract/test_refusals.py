@@ -13,7 +13,8 @@ import pytest
 
 from tests.cluster import Cluster
 from tests.cluster.fixtures import hosts_of
-from tests.cluster.job import WAIT_S
+from tests.cluster.job import WAIT_S, Job
+from tests.preloaded import decoded
 
 pytestmark = pytest.mark.cluster
 
@@ -29,10 +30,8 @@ def up(work: Path, inventory: Path, *options: str, script: str | None = HELLO) -
     work.mkdir(exist_ok=True)
     if script is not None:
         (work / "train.py").write_text(script)
-    return subprocess.run(
-        [sys.executable, "-m", "supervisor", "up", str(inventory), "--headless", *options, "train.py"],
-        cwd=work, capture_output=True, text=True, timeout=WAIT_S, check=False, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+    words = ["up", str(inventory), "--headless", *options, "train.py"]
+    return decoded(Job.supervisor.run(words, work, timeout=WAIT_S))
 
 
 def check(done: subprocess.CompletedProcess[str], status: int, *words: str) -> None:
