@@ -2,5 +2,5 @@
 
 In: (State, Input, now). Out: the next State and commands for the shell in `agent`; the status document; the state
 folded from a journal; the preview of a request, which the operator's side imports too. No I/O except the journal's
-file. Imports `wire`, `text`, `base` and `diagnose`.
+file. Imports `wire`, `text`, `base`, `diagnose` and `snapshots`.
 """

@@ -1,6 +1,6 @@
 """Everything that both sides share: frames, calls and the documents in them.
 
-In: bytes of a stream. Out: frames, answers, typed documents. Nothing here is pickled or evaluated.
+In: bytes of a stream. Out: frames, answers, typed documents. Nothing here is pickled or evaluated. Imports nothing.
 
 A name is imported from its module when it is first used: what starts for each connection needs neither asyncio nor a
 job's description, which take longer to import than it takes to answer.

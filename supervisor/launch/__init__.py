@@ -1,4 +1,5 @@
 """Bring hosts up and start a job on them.
 
-In: an inventory, options of `up`. Out: nodes that the coordinator may use. Imports `link`, `ssh`, `preflight`.
+In: an inventory, options of `up`. Out: nodes that the coordinator may use. Imports `errors`, `inventory`, `ssh`, `link`
+and `preflight`; of the node's side `wire` and `text`.
 """

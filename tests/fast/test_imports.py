@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -163,6 +164,35 @@ def test_a_room_imports_only_rooms_above_it() -> None:
         if here and there and ROOMS.index(there) > ROOMS.index(here):
             wrong.append(one)
     _check(wrong)
+
+
+def test_the_paragraph_of_each_folder_names_the_folders_that_it_imports() -> None:
+    """Those that its own modules import, without what lies in folders below it; its own room is not named."""
+    folders = {module for module, (path, _) in _trees().items() if path.name == "__init__.py" and "." in module}
+    imported: dict[str, set[str]] = {folder: set() for folder in folders}
+    for one in _imports():
+        folder = one.module if one.module in folders else one.module.rpartition(".")[0]
+        there = _room(_module_of(one.name))
+        if folder in folders and there not in ("", _room(folder)):
+            imported[folder].add(there)
+    wrong = []
+    for folder in sorted(folders):
+        text = " ".join((ast.get_docstring(_trees()[folder][1]) or "").split())
+        said = re.search(r"Imports (nothing|every|of|`)[^.]*\.", text)
+        if said is None or _folders_in(said[0], folder) != imported[folder]:
+            wrong.append(f"{folder}: imports {sorted(imported[folder])}, says {said and said[0]}")
+    assert not wrong, "\n".join(wrong)
+
+
+def _folders_in(sentence: str, folder: str) -> set[str]:
+    """Read "Imports `wire` and `text`.", "Imports every folder above except `logs`; of the node's side `wire`."."""
+    own = folder.partition(".")[0]
+    mine, _, theirs = sentence.partition("of the node's side")
+    named = {f"{own}.{name}" for name in re.findall(r"`(\w+)`", mine)}
+    if "every folder above" in mine:
+        above = ROOMS[: ROOMS.index(_room(folder))]
+        named = {room for room in above if _in(room, own)} - named
+    return named | {f"remote_agent.{name}" for name in re.findall(r"`(\w+)`", theirs)}
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:

@@ -1,5 +1,4 @@
 """What holds a live group up: stalls, stragglers, unanswered connections. Pure.
 
-In: two pulses of each rank, some seconds apart. Out: a Stall, a Straggler, the missing ranks.
-Imports `diagnose.evidence`, `incidents`, `signatures` and `text`.
+In: two pulses of each rank, some seconds apart. Out: a Stall, a Straggler, the missing ranks. Imports `text`.
 """

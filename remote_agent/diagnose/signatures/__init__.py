@@ -1,6 +1,6 @@
 """Signatures: what texts mean. Data, one file a subject, one entry a failure.
 
-In: nothing. Out: SIGNATURES, to be searched in the text of a rank; HINTS, what to do by category. Imports nothing.
+In: nothing. Out: SIGNATURES, to be searched in the text of a rank; HINTS, what to do by category. Imports `text`.
 
 To add a failure, add an entry to the group that it belongs to.
 """
