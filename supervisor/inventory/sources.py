@@ -1,4 +1,4 @@
-"""Inventories other than hosts.toml: a list of hosts, an MPI or DeepSpeed hostfile, a Slurm allocation.
+"""Inventories other than hosts.toml: a list of hosts, an MPI or DeepSpeed hostfile, a Slurm or PBS allocation.
 
 In: the text of a command line or a file, an allocation's environment. Out: the document that hosts.toml would have. To
 add a source, add a function and a line to SOURCES: its option, `hosts --from` and the hints follow.
@@ -120,11 +120,25 @@ def from_slurm(environ: Mapping[str, str], via: str = "auto") -> Document:
 
 
 def from_allocation(via: str) -> Document:
-    """Read the allocation of this process; in a home directory that all nodes share, each node gets its own root."""
-    document = from_slurm(os.environ, via)
+    """Read the Slurm allocation of this process; raises InventoryError outside one."""
+    return _on_shared_disks(from_slurm(os.environ, via))
+
+
+def from_pbs() -> Document:
+    """Read the nodes of the PBS allocation of this process; raises InventoryError outside one.
+
+    qsub(1): the file PBS_NODEFILE has a line for each chunk of a node.
+    """
+    path = os.environ.get("PBS_NODEFILE")
+    if not path:
+        raise InventoryError("--pbs: PBS_NODEFILE is not set", "run inside an allocation: qsub -I, or a job script")
+    return _on_shared_disks(read_hostfile(path))
+
+
+def _on_shared_disks(document: Document) -> Document:
+    """In a home directory that all nodes share, each node gets its own root; a shared work tree is not copied."""
     if is_shared(Path.home()):
         document = with_own_roots(document, f"{Path.home()}/.supervisor/nodes")
-    # Files that all nodes see are not copied.
     return {**document, "job": {"sync": False}} if is_shared(Path.cwd()) else document
 
 
@@ -215,4 +229,5 @@ SOURCES = (
         lambda _: from_allocation("auto"),
     ),
     InventorySource("srun", "", "like --slurm, over srun without trying SSH", lambda _: from_allocation("srun")),
+    InventorySource("pbs", "", "the nodes of the current PBS allocation, over SSH", lambda _: from_pbs()),
 )

@@ -117,7 +117,7 @@ def test_a_hostfile_that_is_wrong_is_named_with_its_line(text: str, words: str) 
         sources.from_hostfile(text, "f")
 
 
-@pytest.mark.parametrize("words", [["hosts", "u@a:22,gpu[1-3]"], ["hostfile", "FILE"], ["slurm"]])
+@pytest.mark.parametrize("words", [["hosts", "u@a:22,gpu[1-3]"], ["hostfile", "FILE"], ["slurm"], ["pbs"]])
 def test_a_written_inventory_loads_back_to_the_same_hosts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
@@ -125,6 +125,8 @@ def test_a_written_inventory_loads_back_to_the_same_hosts(
     monkeypatch.setenv("SLURM_JOB_NODELIST", "rack[1-2]n[1-4],login")
     monkeypatch.setenv("SLURM_TASKS_PER_NODE", "2(x8),1")
     Path("FILE").write_text("n1 slots=8\nn2 slots=4\n")
+    Path("nodes").write_text("n1.cluster\nn1.cluster\nn2.cluster\n")
+    monkeypatch.setenv("PBS_NODEFILE", "nodes")
     assert main(["hosts", "--from", *words]) == 0
     Path("hosts.toml").write_text(capsys.readouterr().out)
     direct = load_inventory(None, options(f"--{words[0]}", *words[1:]))
@@ -138,6 +140,15 @@ def test_nodes_that_share_a_home_have_roots_of_their_own(tmp_path: Path) -> None
     found = [(host.name, host.nproc_per_node, host.env) for host in load(tmp_path / "hosts.toml").hosts]
     roots = [{"SUPERVISOR_HOME": f"/home/u/.supervisor/nodes/{name}"} for name in ("n1", "n2")]
     assert found == [("n1", "2", roots[0]), ("n2", "2", roots[1])]
+
+
+def test_the_nodes_of_a_pbs_allocation_are_taken_once_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nodes").write_text("n1.cluster\nn1.cluster\nn2.cluster\n")
+    monkeypatch.setenv("PBS_NODEFILE", str(tmp_path / "nodes"))
+    assert [host["name"] for host in sources.from_pbs()["hosts"]] == ["n1.cluster", "n2.cluster"]
+    monkeypatch.delenv("PBS_NODEFILE")
+    with pytest.raises(InventoryError, match="PBS_NODEFILE is not set"):
+        sources.from_pbs()
 
 
 def test_hosts_needs_to_know_what_to_read(capsys: pytest.CaptureFixture[str]) -> None:
