@@ -204,6 +204,20 @@ def test_exceptions_with_a_meaning_of_their_own_are_causes(text: str, category: 
 
 
 @pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("huggingface_hub.errors.HfHubHTTPError: 429 Client Error: Too Many Requests for url: x", "HF_HUB_OFFLINE"),
+        ("huggingface_hub.errors.GatedRepoError: 401 Client Error. Access to model x is restricted.", "HF_TOKEN"),
+        ("triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 262144", "num_stages"),
+    ],
+)
+def test_an_exception_whose_class_says_what_to_do_has_that_advice(text: str, advice: str) -> None:
+    found = read_rank(ended(f'Traceback (most recent call last):\n  File "/w/train.py", line 8, in <module>\n{text}\n'))
+    assert found.category == "user_exception"
+    assert advice in found.hint
+
+
+@pytest.mark.parametrize(
     ("text", "category"),
     [
         (

@@ -85,6 +85,9 @@ _ERRNO_HINTS = {
     121: "the device or the network file system failed: check the node's kernel log (dmesg -T)",
     122: "the quota is used up: delete files or raise it",
 }
+_HUB = (
+    "the hub refuses this node or is out of reach: download once into a HF_HOME that all ranks read, HF_HUB_OFFLINE=1"
+)
 _CLASS_HINTS = {
     "BdbQuit": "remove breakpoint() or pdb.set_trace() from the script: a rank has no terminal",
     "EOFError": "a rank has no terminal on stdin: remove input(), or pass the answer as an argument",
@@ -92,6 +95,10 @@ _CLASS_HINTS = {
     "KeyboardInterrupt": "somebody sent SIGINT (Ctrl-C)",
     "UnicodeDecodeError": "the file is not text in the encoding that was used: check the file, and LANG on the node",
     "JSONDecodeError": "the file is not JSON, or only half of it was written: check the file",
+    "HfHubHTTPError": _HUB,
+    "LocalEntryNotFoundError": _HUB,
+    "GatedRepoError": "accept the model's terms with your account, and give the ranks its token: HF_TOKEN",
+    "OutOfResources": "the kernel needs more shared memory than this GPU has: lower its block sizes or num_stages",
 }
 
 
