@@ -85,9 +85,7 @@ _ERRNO_HINTS = {
     121: "the device or the network file system failed: check the node's kernel log (dmesg -T)",
     122: "the quota is used up: delete files or raise it",
 }
-_HUB = (
-    "the hub refuses this node or is out of reach: download once into a HF_HOME that all ranks read, HF_HUB_OFFLINE=1"
-)
+_HUB = "the hub refuses this node or is out of reach: share one downloaded HF_HOME, and set HF_HUB_OFFLINE=1"
 _CLASS_HINTS = {
     "BdbQuit": "remove breakpoint() or pdb.set_trace() from the script: a rank has no terminal",
     "EOFError": "a rank has no terminal on stdin: remove input(), or pass the answer as an argument",
