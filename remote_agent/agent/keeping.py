@@ -187,7 +187,7 @@ async def hand_over(engine: EngineLink, files: JobFiles, order: NextJob) -> bool
     try:
         await engine.call("next", {"env": dict(order.env), "log": str(files.log)}, CALL_S)
     except (CallFailed, WireError, asyncio.TimeoutError) as error:
-        log.warning("the engine of the last job is of no use: %s", str(error) or "no answer in time")
+        log.warning("the engine of the last job cannot be used: %s", str(error) or "no answer in time")
         await engine.close()
         return False
     return True

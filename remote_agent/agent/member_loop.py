@@ -601,7 +601,7 @@ class MemberLoop:
         if not view.term:
             return Problem("no_coordinator", "the launch is not done: no coordinator is named yet")
         message = f"the coordinator{f' ({name})' if name else ''} cannot be reached from {me}"
-        hint = f"if {name or 'it'} is dead: `supervisor promote` lets the others go on, `stop` ends the job"
+        hint = f"if {name or 'it'} is dead: `supervisor promote` lets the others continue, `stop` ends the job"
         return Problem("no_coordinator", message, hint)
 
 

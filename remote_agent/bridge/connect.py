@@ -90,7 +90,7 @@ def _read(operator: Operator, frame: Frame, files: JobFiles) -> bool:
             requests = FileRequests(files)
         except (OSError, ValueError, KeyError, TypeError) as error:
             message = f"the files of job {files.name} cannot be read: {error}"
-            hint = f"supervisor clean removes it; its logs lie in {files.root}"
+            hint = f"supervisor clean removes it; its logs are in {files.root}"
             operator.refuse(frame, Problem("broken_job", message, hint))
             return False
         operator.answer(frame, {"live": False, "node": read_json(files.node).get("node")})

@@ -179,7 +179,7 @@ class Probe:
             return {"error": f"no end within {args['timeout_s']:g} s", "last": await self._last_words()}
         with contextlib.suppress(ValueError, IndexError):
             return dict(json.loads(out.splitlines()[-1]))
-        return {"error": last_line(err.decode(errors="replace")) or f"it ended with {child.returncode}"}
+        return {"error": last_line(err.decode(errors="replace")) or f"it exited with code {child.returncode}"}
 
     async def _last_words(self) -> str:
         child, self._child = self._child, None

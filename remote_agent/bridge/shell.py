@@ -33,7 +33,7 @@ def main(job: str, rank: int, pid: int) -> int:
     else:
         directory = f"/proc/{pid}/cwd"
         env.update({name: os.environ[name] for name in OF_THE_TERMINAL if name in os.environ})
-        notice = f"rank {rank} of {job}, process {pid}; exit leads back"
+        notice = f"rank {rank} of {job}, process {pid}; exit returns to the screen"
     os.write(1, f"{notice}\n".encode())
     os.chdir(directory)
     env["PWD"] = os.getcwd()

@@ -104,7 +104,7 @@ class JobContext:
     clock_error_ms: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """By node: the possible error of its corrected timestamps."""
     unreachable_names: Sequence[str] = ()
-    """Nodes whose host name leads to a loopback address, where other nodes look for its workers."""
+    """Nodes whose host name resolves to a loopback address, where other nodes look for its workers."""
     host_notes: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
     """By node: lines of the kernel log, the memory cgroup's counters and free space, from around the failure."""
 

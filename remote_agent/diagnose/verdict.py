@@ -160,7 +160,7 @@ def _loopback(findings: list[Finding], context: JobContext) -> _Cause | None:
     or_else = "" if names else ", or its GLOO_SOCKET_IFNAME is a loopback interface"
     return _Cause(
         first.category,
-        f"gloo looked for ranks of another host at {match[1]}: {who} leads to loopback there{or_else}",
+        f"gloo looked for ranks of another host at {match[1]}: {who} resolves to loopback there{or_else}",
         "set GLOO_SOCKET_IFNAME in `env` of that host to the interface of its address, or correct its /etc/hosts",
         "outside_the_ranks",
         "established",

@@ -45,7 +45,7 @@ async def ask(timeout_s: float = IMPORT_S) -> dict[str, Any]:
         with contextlib.suppress(ValueError, IndexError):
             facts: dict[str, Any] = json.loads(out.splitlines()[-1])
             return facts
-    return {"error": last_line(err) or f"the probe ended with {status}"}
+    return {"error": last_line(err) or f"the probe exited with code {status}"}
 
 
 class Installation:

@@ -374,7 +374,7 @@ class Standby:
         return dict(zip(directories, pids))
 
     async def _why_not(self, order: Order, envs: dict[int, dict[str, str]]) -> str:
-        """Return why the ranks must be started cold; a waiting process that is of no use any more is ended."""
+        """Return why the ranks must be started cold; a waiting process that cannot be used any more is ended."""
         refused = refusal(order, envs[0])
         if refused:
             return refused
@@ -410,7 +410,7 @@ class Standby:
         for name in sorted({name for name, _ in before.items() ^ env.items()}):
             readers = [*self._reads.get(name, []), *self._reads.get("*", [])]
             if not varies(name):
-                return f"{name} is not what it was when modules were loaded"
+                return f"{name} has changed since the modules were loaded"
             if readers:
                 return f"{' '.join(readers)} reads {name} when it is imported"
         return ""
@@ -482,5 +482,5 @@ def shortage(expected_kb: int, folder: Path, taken_kb: int = 0) -> str:
     free_kb = (total - used) // 1024 + taken_kb
     needed = expected_kb or taken_kb
     if needed > MEMORY_SHARE * free_kb:
-        return f"memory is short: {needed // 1024} MB needed, {free_kb // 1024} MB free"
+        return f"not enough memory: {needed // 1024} MB needed, {free_kb // 1024} MB free"
     return ""

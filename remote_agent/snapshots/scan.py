@@ -143,7 +143,7 @@ class _Walk:
                 if is_match and not is_inside(place, self._base, self._text):
                     self.problems.append(self._leads_out(place))
                 elif is_match:
-                    self.problems.append(f"snapshots: {name} is a link: other nodes get what it leads to, not the link")
+                    self.problems.append(f"snapshots: {name} is a link: other nodes get its target, not the link")
             elif entry.is_dir(follow_symlinks=False):
                 if is_match and is_directory_form(entry.name, self._names(place)):
                     yield from self._directory(name, place)

@@ -96,7 +96,7 @@ class KeptSnapshot:
         name = snapshot.path.rpartition("/")[2]
         roots = {path.partition("/")[0] for path in manifest.files}
         if manifest.links or manifest.dirs or roots != {name} or snapshot.id != head["id"]:
-            raise Problem("bad_snapshot", f"snapshot {snapshot.path!r} is not what its description says")
+            raise Problem("bad_snapshot", f"snapshot {snapshot.path!r} does not match its description")
         return snapshot
 
 
@@ -373,7 +373,7 @@ def read_kept(root: Path) -> dict[str, KeptSnapshot]:
     with contextlib.suppress(FileNotFoundError):
         for name in sorted(os.listdir(root)):
             if _ID.fullmatch(name):
-                # What a cut has left of one is of no use: it is written again with the next copy.
+                # One that was not written whole cannot be used: it is written again with the next copy.
                 with contextlib.suppress(OSError, ValueError, KeyError, Problem):
                     head, _, body = (root / name).read_bytes().partition(b"\n")
                     snapshot = KeptSnapshot.read(json.loads(head), body)

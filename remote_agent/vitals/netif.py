@@ -88,7 +88,7 @@ def choose(interface: str | None, leads_to: str | None, own: Mapping[str, str], 
         # All nodes are on this machine.
         return Sockets({})
     is_loopback = leads_to is None or ipaddress.ip_address(leads_to.partition("%")[0]).is_loopback
-    name = f"the host name leads to {leads_to}" if leads_to else "the host name leads to no address of the host"
+    name = f"the host name resolves to {leads_to}" if leads_to else "the host name resolves to no address of the host"
     if interface is None:
         if not is_loopback or GLOO in given:
             return Sockets({})

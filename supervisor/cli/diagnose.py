@@ -21,7 +21,7 @@ from supervisor.wording.incidents import incident_lines
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-USAGE = "PATH… [--json] [--color WHEN]"
+USAGE = "PATH… [--json] [--color auto|always|never]"
 # Less than this is read before a progress bar is of use.
 BAR_BYTES = 64 << 20
 NO_FAILURE = (

@@ -63,7 +63,7 @@ def run_check(verb: str, argv: Sequence[str]) -> int:
     parser.add_argument(
         "--collectives",
         action="store_true",
-        help="run all-reduce between pairs of nodes to find a bad one (needs torch)",
+        help="run all-reduce between pairs of nodes to find a slow one (needs torch)",
     )
     add_json(parser)
     colours.add_color(parser)

@@ -221,7 +221,7 @@ def load_target(options: argparse.Namespace) -> tuple[Inventory, str | None]:
 
 def say_left_out(name: str, reason: str) -> None:
     """Say that what a host has is missing, and why."""
-    say(f"{name}: {reason}; what it has is missing here")
+    say(f"{name}: {reason}; its data is not shown")
 
 
 def in_session(

@@ -80,9 +80,9 @@ class Pulled(NamedTuple):
 
 
 async def pull(session: Hub, name: str, place: Path | None = None) -> Pulled:
-    """Bring a snapshot from the first node that sends it; `place`: a new name, by default its own one here.
+    """Bring a snapshot from the first node that sends it; `place`: a new name, default: its own name, here.
 
-    Raises RequestFailed, UsageError where something lies at that place, OSError.
+    Raises RequestFailed, UsageError where the target exists, OSError.
     """
     reasons = []
     for link in sources(session, None):

@@ -61,7 +61,10 @@ def _add_job(parser: Parser) -> None:
         help="what the script saves to and resumes from: copies are kept on other nodes",
     )
     parser.add_argument(
-        "--no-sync", "--no_sync", action="store_true", help="do not copy the work tree: it is on the nodes already"
+        "--no-sync",
+        "--no_sync",
+        action="store_true",
+        help="do not copy the work tree, because it is already on the nodes",
     )
     parser.add_argument(
         "--force", action="store_true", help="launch although another job runs from the same work tree, and share it"

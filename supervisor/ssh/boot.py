@@ -150,7 +150,7 @@ async def _ended(host: Host, wire: Wire, noise: bytearray, step: str) -> HostErr
         return HostError(host.name, "python", f"no {host.python} there: command not found{said}", hint)
     if status == 126:
         return HostError(host.name, "python", f"{host.python} there cannot be executed{said}", f"ls -l {host.python}")
-    shown = "was killed or cut off" if status is None or status < 0 else f"ended with status {status}"
+    shown = "was killed or cut off" if status is None or status < 0 else f"exited with code {status}"
     if step == "prelude":
         return HostError(host.name, step, f"prelude failed: the shell {shown}{said}", BY_HAND)
     if host.via == "srun":

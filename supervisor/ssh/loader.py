@@ -140,7 +140,7 @@ def command(
         return f"sh -c {shlex.quote(start)}" if _is_literal(start) else f"sh -c 'eval {_octal(start)}'"
     check = (
         f'[ $s -eq 0 ] || {{ printf \'{ERROR.decode()} {{"step": "prelude", "kind": "prelude", '
-        '"message": "it ended with status %d"}\\n\' $s; exit 9; }'
+        '"message": "it exited with code %d"}\\n\' $s; exit 9; }'
     )
     script = "\n".join(
         [

@@ -147,7 +147,9 @@ KEYS: Final[tuple[KeyBinding, ...]] = (
         "show only nodes and ranks with problems, or all",
         "map nodes ranks",
     ),
-    KeyBinding("table.filter", "slash", "filter", "filter", "show only rows with a text", _TABLES, palette=True),
+    KeyBinding(
+        "table.filter", "slash", "filter", "filter", "show only rows that contain a text", _TABLES, palette=True
+    ),
     KeyBinding(
         "table.sort", "o", "sort(False)", "sort", "sort by the next column; a click on its name sorts, too", _TABLES
     ),

@@ -230,7 +230,7 @@ def _theme(fields: dict[str, Any], path: Path, text: str) -> Theme:
             _check_color(key, value, path, text)
     for key, value in fields.get("variables", {}).items():
         if not isinstance(value, str):
-            raise ThemeError(f"{at(path, text, key, 'variables')}: {key} must be a text, not {value!r}")
+            raise ThemeError(f"{at(path, text, key, 'variables')}: {key} must be text, not {value!r}")
     try:
         theme = Theme(**fields)
         theme.to_color_system().generate()
@@ -260,7 +260,7 @@ def _style(role: str, value: Any) -> Style:
     if role not in ROLES:
         raise ThemeError(f"unknown role {role!r}{_meant(role, ROLES)}")
     if not isinstance(value, str):
-        raise ThemeError(f"role {role} must be a text such as 'bold #ff6b6b', not {value!r}")
+        raise ThemeError(f"role {role} must be text such as 'bold #ff6b6b', not {value!r}")
     try:
         return Style.parse(value)
     except StyleSyntaxError as error:

@@ -141,7 +141,7 @@ def test_python_that_is_missing_old_or_broken(tmp_path: Path, agent: AgentFile) 
         assert 'set python = "/path/to/python3"' in missing.hint
         assert "cannot be executed" in (await why(str(plain))).reason
         broken = await why(str(script))
-        assert "ended with status 1" in broken.reason
+        assert "exited with code 1" in broken.reason
         assert "This account is not available." in broken.reason
 
     with_hosts(tmp_path, body)
@@ -169,9 +169,9 @@ def test_a_prelude_that_fails(tmp_path: Path, agent: AgentFile) -> None:
 
         failed = await why("echo no such module: cuda >&2\nfalse")
         assert failed.step == "prelude"
-        assert failed.reason == "prelude failed: it ended with status 1; it printed: no such module: cuda"
+        assert failed.reason == "prelude failed: it exited with code 1; it printed: no such module: cuda"
         left = await why("echo bye >&2; exit 3")
-        assert left.reason == "prelude failed: the shell ended with status 3; it printed: bye"
+        assert left.reason == "prelude failed: the shell exited with code 3; it printed: bye"
         assert "prelude failed" in (await why("if")).reason
         assert "prelude failed" in (await why("module load cuda")).reason
 

@@ -201,7 +201,7 @@ def _plain(facts: dict[str, Any], generation: int) -> dict[str, Any]:
         ("stopped", "the waiting process did not answer within 3 s"),
         ("installed", "tool.py has changed"),
         ("shadowed", "early is a module of the work tree too"),
-        ("variable", "OMP_NUM_THREADS is not what it was when modules were loaded"),
+        ("variable", "OMP_NUM_THREADS has changed since the modules were loaded"),
     ],
 )
 def test_anything_odd_makes_a_cold_start(tmp_path: Path, change: str, why: str) -> None:

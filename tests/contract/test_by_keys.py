@@ -152,7 +152,7 @@ def test_a_whole_session_by_keys(pair: Cluster, tmp_path: Path) -> None:
         tty.runs(2, 2)
 
         tty.press("B")
-        tty.until("exit leads back")
+        tty.until("exit returns to the screen")
         tty.press("echo rank=$RANK in $PWD", "Enter")
         tty.until("rank=0 in ", "/trees/")
         tty.press("exit", "Enter")

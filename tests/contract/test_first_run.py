@@ -31,4 +31,4 @@ def test_gloo_connects_hosts_whose_names_lead_to_loopback(hosts: Cluster, tmp_pa
         assert job.out.read_text().count("sum=2") == 2
         warning = job.until("warning")
         assert warning["detail"]["kind"] == "interface"
-        assert "leads to 127.0.1.1: the workers use eth0 instead" in warning["detail"]["message"]
+        assert "resolves to 127.0.1.1: the workers use eth0 instead" in warning["detail"]["message"]

@@ -142,7 +142,7 @@ def test_one_of_two_holds_and_promote_lets_it_go_on(hosts: Cluster, tmp_path: Pa
             # Every verb looks for n1 for a while first.
             held = job.run("status").stdout
             assert b"degraded" in held
-            assert b"if n1 is dead: `supervisor promote` lets the others go on" in held
+            assert b"if n1 is dead: `supervisor promote` lets the others continue" in held
             done = job.run("promote", timeout_s=WAIT_S)
             assert done.returncode == 0, done.stderr.decode()
             started = until(lambda: last(hosts, "n2", name, "generation_started", 1), "group of n2")["detail"]

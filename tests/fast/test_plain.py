@@ -138,7 +138,7 @@ def test_status_shows_the_job_nodes_ranks_and_incident() -> None:
         (
             ["x", "x"],
             [("failed", 0), None],
-            ["ranks started cold on n[1-2]: x", "next start: n1 cold: memory is short"],
+            ["ranks started cold on n[1-2]: x", "next start: n1 cold: not enough memory"],
         ),
         ([None, None], [None, None], []),
     ],
@@ -149,7 +149,7 @@ def test_status_says_whether_starts_are_warm_and_why_not(why: list[Any], standby
             **STATUS["nodes"][0],
             "name": f"n{number + 1}",
             "start": None if why[number] is None else {"warm": not why[number], "why": why[number]},
-            "standby": one and {"state": one[0], "mb": one[1], "pid": 5, "modules": 9, "why": "memory is short"},
+            "standby": one and {"state": one[0], "mb": one[1], "pid": 5, "modules": 9, "why": "not enough memory"},
         }
         for number, one in enumerate(standby)
     ]

@@ -187,7 +187,7 @@ def test_stacks_of_the_only_live_job(hosts: Hosts, capfd: Any) -> None:
     stacks.run("stacks", [str(path), "--json"])
     out, said = capfd.readouterr()
     assert json.loads(out)["stacks"] == {"0": "of n1"}
-    assert said == "supervisor: n2: no answer for 8 s; what it has is missing here\n"
+    assert said == "supervisor: n2: no answer for 8 s; its data is not shown\n"
     assert took[0] < DEADLINE
 
 
@@ -206,7 +206,7 @@ def test_a_node_that_refuses_a_request_that_others_answer_is_named(hosts: Hosts,
     shown = [line.rpartition(" ")[2] for line in out.splitlines()]
     # Who does not say which files it has may still send their rows.
     assert shown == (["n1", "n3"] if op == "log_rows" else ["n1", "n2", "n3"])
-    assert said == f"supervisor: n2: {op}: unknown argument 'level'; what it has is missing here\n"
+    assert said == f"supervisor: n2: {op}: unknown argument 'level'; its data is not shown\n"
 
 
 def test_what_every_node_refuses_is_the_users_error(hosts: Hosts) -> None:

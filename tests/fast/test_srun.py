@@ -53,5 +53,5 @@ def test_srun_that_does_not_come_so_far_says_why(
     (tmp_path / "srun").write_text("#!/bin/sh\necho srun: error: no such node >&2\nexit 1\n")
     (tmp_path / "srun").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    said = "a: python: srun ended with status 1 before the agent ran; it printed: srun: error: no such node"
+    said = "a: python: srun exited with code 1 before the agent ran; it printed: srun: error: no such node"
     assert asyncio.run(reason()).startswith(said)

@@ -96,10 +96,10 @@ def test_the_end_of_the_job_is_the_end_of_its_last_group() -> None:
     (run,) = folded(shown).runs
     assert (run.took_ms, bar(run.phases, 400.0, 20)[-1]) == (400.0, ("imports", 15))
     assert run.starts == ""
-    starts = {"n1": {"warm": True, "why": ""}, "n2": {"warm": False, "why": "memory is short"}}
+    starts = {"n1": {"warm": True, "why": ""}, "n2": {"warm": False, "why": "not enough memory"}}
     facts = {**phases, "starts": starts}
     (run,) = folded(journal(started(0), ("generation_running", 0, facts), ("first_step", 0, {"first_step": 1.0}))).runs
-    assert run.starts == "cold on n2: memory is short"
+    assert run.starts == "cold on n2: not enough memory"
 
 
 def test_what_nodes_tell_of_themselves_is_compared() -> None:

@@ -206,7 +206,8 @@ class TorchAgentGroup(WorkerGroup):
         if not self._ranks and code != 0 and not is_ours:
             tail, _ = evidence.read_tail(self._log_dir / LOG)
             last_line = tail.strip().rpartition("\n")[2]
-            how = self._error or last_line or f"it ended with {code if code is not None else 'a signal'}"
+            ending = "it was ended by a signal" if code is None else f"it exited with code {code}"
+            how = self._error or last_line or ending
             self._notify("order_failed", {"generation": self.generation, "message": f"torch's agent: {how}"})
         for rank in self._assigned.values():
             if not rank.reported:
