@@ -15,11 +15,11 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-# Hundreds of short processes: none compiles what another has.
+# Write .pyc files: the tests start hundreds of short processes.
 export PYTHONDONTWRITEBYTECODE :=
 .PHONY: help demo fast test collect coverage nightly lint faults bench screenshots clean system
 
-# 3.11 first: a torch wheel that lies ready on the machine is made for it.
+# 3.11 first: a local torch wheel is usually built for it.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.10 python3; do \
 	"$$p" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1 && echo "$$p" && break; \
 	done)
@@ -76,7 +76,7 @@ test: system $(STAMP)
 	@$(MAKE) --no-print-directory --jobs 2 lint collect
 	$(PYTEST) $(TESTS)
 
-# Loads every test once, beside mypy, which uses one core: what is compiled here no worker compiles.
+# Loads every test once, beside mypy, which uses one core, so that no worker has to compile them again.
 collect: $(STAMP)
 	@found=$$($(BIN)/python -m pytest --collect-only -q $(TESTS)) || { echo "$$found"; exit 1; }
 

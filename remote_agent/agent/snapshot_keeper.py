@@ -285,7 +285,7 @@ class SnapshotKeeper:
             self._known[found.path] = found.files, None
             self._notice(SNAPSHOT_NOT_KEPT, f"{found.path} is not kept: {error}", slot_of(found.path))
             return False
-        # What has files elsewhere does not lie in place as it is kept.
+        # If its files come from several nodes, the files in place are not the kept snapshot.
         self._known[found.path] = found.files, None if elsewhere else kept.id
         self._own = {kept.id, *self._own} & {one.id for one in self._store.kept}
         self._noticed.discard((SNAPSHOT_NOT_KEPT, slot_of(found.path)))

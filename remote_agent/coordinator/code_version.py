@@ -69,7 +69,9 @@ def _take(turn: Turn, before: s.Version, after: s.Version, back: bool, detail: d
 
 
 def fall_back(turn: Turn, reason: str) -> bool:
-    """Go back to the tree before one that has made no step, where that would end the job; returns whether it does."""
+    """If the current tree has not completed a step and the job would end, return to the previous tree; return whether
+    that was possible.
+    """
     state = turn.state
     if len(state.trees) < 2 or views.has_proven_tree(state):
         return False

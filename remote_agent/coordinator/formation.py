@@ -76,7 +76,7 @@ def try_form(turn: Turn) -> None:
 
 
 def prepare(turn: Turn, returned: str | None = None) -> None:
-    """Have the group's store opened, where that is ours to do; `returned`: a node whose order or answer may be lost."""
+    """Have the group's store opened, unless torch opens it; `returned`: a node whose order or answer may be lost."""
     opener = opener_of(turn.state)
     if opener is None:
         turn.set(port=0)

@@ -79,7 +79,7 @@ class Beat(Report):
 
 @dataclasses.dataclass(frozen=True)
 class NodeWarning(Report):
-    """A node reports what an operator should know and what is no failure."""
+    """A warning from a node, for the operator; not a failure."""
 
     kind: str
     message: str
@@ -238,7 +238,7 @@ class Add(Input):
 
 @dataclasses.dataclass(frozen=True)
 class Cordon(Input):
-    """An operator wants a node not to be taken in any more, or (`on` false) again."""
+    """An operator cordons a node, or uncordons it (`on` is false)."""
 
     node: str
     on: bool = True

@@ -197,7 +197,7 @@ def _same(some: Sequence[Record], others: Sequence[Record]) -> int:
 
 
 def chunks(records: list[Record]) -> Iterator[list[Record]]:
-    """Cut records into pieces that fit a frame each; there is at least one, though it be empty."""
+    """Cut records into pieces that fit a frame each; at least one piece, possibly empty."""
     chunk: list[Record] = []
     size = 0
     for record in records:

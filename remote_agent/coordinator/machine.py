@@ -1,6 +1,6 @@
 """The coordinator's state machine: who is in the group, and when it starts, stops and ends. Pure: no I/O, no clock.
 
-In: (State, Event, now). Out: the next State and the commands for the shell. Every message carries its generation;
+In: (State, Input, now). Out: the next State and the commands for the shell. Every message carries its generation;
 a message of another generation changes nothing.
 
     forming -> preparing -> starting -> running -> ended
@@ -177,7 +177,7 @@ def on_unfit(turn: Turn, event: inputs.Unfit) -> None:
     if node.status in ("removed", "failed"):
         return
     if node.status == "lost":
-        # It is back, and cannot take part: why it was lost is not what keeps it out now.
+        # It is back but cannot take part; the reason for its loss no longer applies.
         fail_node(turn, event.node, event.reason)
         if views.is_short(turn.state):
             formation.note_shortage(turn)

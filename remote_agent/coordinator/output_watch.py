@@ -2,8 +2,8 @@
 
 In: the ranks' part of heartbeats, node by node. Out: whether they progress, warnings by rank and kind.
 
-A loss of its own on each rank is as it should be; one that was the same on all for long and then is not means that
-they have diverged.
+Losses that differ between ranks are normal; losses that were equal for a long time and then differ mean that the ranks
+have diverged.
 """
 
 from __future__ import annotations

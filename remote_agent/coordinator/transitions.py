@@ -65,7 +65,7 @@ class Turn:
         self.set(incident=after_event(self.state.incident, record))
 
     def warn(self, node: str, rank: int | None, kind: str, message: str) -> None:
-        """Write to the journal what is no failure: of a rank, or of a node, each kind once, and not of all in many."""
+        """Write a warning about a rank or node to the journal: once per kind, at most MAX_WARNINGS per kind."""
         known = self.state.warnings
         if (node, rank, kind) not in known and sum(each == kind for *_, each in known) < MAX_WARNINGS:
             self.set(warnings={**known, (node, rank, kind): message})
@@ -151,7 +151,7 @@ def stop_group(turn: Turn, cause: StopCause, age: float = 0.0, kill: bool = Fals
             _order_stop(turn, grace=KILL_GRACE_S, collect=False)
         return
     grace = KILL_GRACE_S if kill else state.spec.stop_grace
-    # Of a group that never ran, it would be that of the one before.
+    # If the group never ran, the mark would belong to the previous group.
     running = {name: at for name, at in state.marks.items() if name == "running" and state.phase == s.RUNNING}
     turn.set(
         phase=s.STOPPING,
@@ -190,7 +190,7 @@ def lose_node(turn: Turn, name: str, reason: str, *, status: str = "lost") -> No
     if node.status in ("removed", "lost", "failed"):
         turn.set_node(name, connected=False, ready=False, running=None)
         if turn.state.phase == s.STOPPING:
-            # It was given up on, and waited for all the same.
+            # It was already lost, but the stop still waited for it.
             turn.set(waiting=turn.state.waiting - {name})
         return
     losses = _with_loss(node.losses, turn.now, turn.state.spec.node_timeout)

@@ -72,7 +72,7 @@ def left_out(state: s.State, *statuses: str) -> list[str]:
 
 
 def has_proven_tree(state: s.State) -> bool:
-    """Tell whether a group has made a step from the tree, or it is not a new one."""
+    """Return whether a group has completed a step from the current tree, or the tree is not new."""
     since = state.tree_new_since
     return since is None or (state.stepped and state.generation > since)
 

@@ -100,7 +100,7 @@ def text(value: str) -> str:
 
 
 def _means_something_else(match: re.Match[str]) -> bool:
-    """Return whether a name that ends so is one of an ordinary thing."""
+    """Return whether a name with this ending is harmless."""
     ordinary = match["ordinary"]
     return ordinary is not None and ordinary.lower() == "token" and bool(_TOKEN_OF_TEXT.search(_front(match)))
 

@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if obstacle:
         print(f"no faults here: {obstacle}", file=sys.stderr)
         return 2
-    # Each command is a process: none compiles what another has.
+    # Write .pyc files: each command is a process.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
