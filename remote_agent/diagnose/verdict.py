@@ -1,9 +1,10 @@
-"""The verdict across ranks and nodes: one cause, its victims, the evidence. A pure function.
+"""The verdict across ranks and nodes: one cause, the ranks that failed as a consequence, the evidence. A pure function.
 
 In: what each rank left behind, what is known about the nodes. Out: an Incident.
 
 **A rank that supervisor stopped is never the cause. A closed connection, a watchdog or a timeout of the store marks a
-victim unless there is nothing else. If the texts do not show the cause, the verdict says so and what to check next.**
+rank that failed as a consequence, unless there is nothing else. If the texts do not show the cause, the verdict says
+so and what to check next.**
 """
 
 from __future__ import annotations

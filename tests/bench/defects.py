@@ -192,7 +192,7 @@ def _blames(run: Run, _watch_s: float) -> Outcome:
     rank = run.culprit()
     if rank == 1:
         return Outcome((time.time_ns() - since_ns) / 1e9, "rank 1 named")
-    return Outcome(None, "no rank named" if rank is None else f"rank {rank} named, a victim")
+    return Outcome(None, "no rank named" if rank is None else f"rank {rank} named, which failed as a consequence")
 
 
 def _shows_where(run: Run, watch_s: float) -> Outcome:
@@ -252,7 +252,7 @@ SCENARIOS = (
         _kill_worker(1, "ready"), 8.0, 45.0,
     ),
     Scenario(
-        "worker killed, no restarts: it is named, not its victim", 7,
+        "worker killed, no restarts: it is named, not a rank that failed as a consequence", 7,
         Setting(BLAME, ("n1",), "1", nproc=2, max_restarts=0),
         _blames, 30.0, 30.0, tries=12,
     ),
