@@ -111,8 +111,8 @@ def test_a_vote_that_cannot_be_written_down_is_not_given(tmp_path: Path) -> None
         async with agents(tmp_path, "n1", "n2") as (one, two):
             two.context.files.term.mkdir()
             (two.context.files.term / "x").touch()
-            wish = {"term": 1, "candidate": "n1", "sounding": False, "journal": one.context.journal.tail()}
-            found = await one.context.peers.ask("n2", "vote", wish)
+            request = {"term": 1, "candidate": "n1", "sounding": False, "journal": one.context.journal.tail()}
+            found = await one.context.peers.ask("n2", "vote", request)
             assert found is not None
             assert (found["granted"], "cannot write" in found["reason"]) == (False, True)
             assert two.context.ballot.view.term == 0
@@ -129,8 +129,13 @@ def test_a_vote_brings_what_the_candidate_lacks_however_much_it_is(tmp_path: Pat
             two.context.journal.take(large)
             for known, sent in ((0, 12), (10, 2), (12, 0)):
                 one.context.journal.take(large[:known], reset=True)
-                wish = {"term": known + 1, "candidate": "n1", "sounding": False, "journal": one.context.journal.tail()}
-                found = await one.context.peers.ask("n2", "vote", wish)
+                request = {
+                    "term": known + 1,
+                    "candidate": "n1",
+                    "sounding": False,
+                    "journal": one.context.journal.tail(),
+                }
+                found = await one.context.peers.ask("n2", "vote", request)
                 assert found is not None
                 assert (found["granted"], found["reset"], len(found["records"])) == (True, False, sent)
                 one.context.journal.take(found["records"], reset=found["reset"])
@@ -212,7 +217,7 @@ def test_an_order_that_sets_what_may_run_a_program_starts_nothing(tmp_path: Path
     asyncio.run(check())
 
 
-def test_no_agent_can_tell_another_whom_to_believe(tmp_path: Path) -> None:
+def test_no_agent_can_choose_whom_another_believes(tmp_path: Path) -> None:
     async def check() -> None:
         async with agents(tmp_path, "n1") as (agent,):
             agent.context.ballot.follow(1, "n2")
@@ -241,7 +246,7 @@ def test_an_agent_that_ends_waits_once_for_all_who_do_not_answer(tmp_path: Path)
     asyncio.run(check())
 
 
-def test_a_work_tree_that_cannot_be_put_in_place_is_told_at_once(tmp_path: Path) -> None:
+def test_a_work_tree_that_cannot_be_put_in_place_is_reported_at_once(tmp_path: Path) -> None:
     async def check() -> None:
         async with agents(tmp_path, "n1") as (agent,):
             role = coordinate(agent)
@@ -255,7 +260,7 @@ def test_a_work_tree_that_cannot_be_put_in_place_is_told_at_once(tmp_path: Path)
     asyncio.run(check())
 
 
-def test_what_could_not_be_told_is_told_to_the_next_connection(tmp_path: Path) -> None:
+def test_an_unsent_report_is_sent_on_the_next_connection(tmp_path: Path) -> None:
     async def check() -> None:
         async with agents(tmp_path, "n1") as (agent,):
             agent.context.ballot.follow(1, "n2")
@@ -329,7 +334,7 @@ def test_a_big_jobs_status_is_sent_less_often_and_never_seems_old() -> None:
     assert [watch_pause(ranks) for ranks in (0, 8, 512, 100_000)] == [0.1, 0.1, 0.512, 1.0]
 
 
-def test_a_heartbeat_tells_what_the_node_and_its_ranks_use(tmp_path: Path) -> None:
+def test_a_heartbeat_has_the_usage_of_node_and_ranks(tmp_path: Path) -> None:
     async def check() -> None:
         async with agents(tmp_path, "n1") as (agent,):
             folder = agent.context.files.generation(0) / "rank_4"

@@ -65,7 +65,7 @@ def _make_job(node: Node, name: str, records: list[dict[str, Any]] | None = None
     return home
 
 
-def test_hello_tells_what_a_launch_needs_to_know(tmp_path: Path) -> None:
+def test_hello_has_what_a_launch_needs(tmp_path: Path) -> None:
     async def body(node: Node, channel: Channel) -> None:
         hello = (await channel.call("hello")).data
         assert hello["home"] == str(node.home)
@@ -298,7 +298,7 @@ def _reapers() -> set[int]:
     return found
 
 
-def test_nodes_that_share_a_home_are_told_apart(tmp_path: Path) -> None:
+def test_nodes_that_share_a_home_are_distinguished(tmp_path: Path) -> None:
     async def body() -> None:
         async with Nodes(tmp_path, 2, SLEEPS) as nodes:
             nodes.nodes["n2"].home = nodes.nodes["n1"].home
@@ -328,7 +328,7 @@ def test_an_agent_that_cannot_start_says_why(tmp_path: Path) -> None:
     _with_node(tmp_path, body)
 
 
-def test_a_start_that_hangs_is_ended_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_that_hangs_is_ended_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(starting, "START_DEADLINE_S", 0.1)
     process = subprocess.Popen(["sleep", "60"], stdout=subprocess.PIPE, start_new_session=True)
     with process, pytest.raises(Problem, match="did not start the agent within"):
@@ -336,7 +336,7 @@ def test_a_start_that_hangs_is_ended_and_told(monkeypatch: pytest.MonkeyPatch) -
     assert process.returncode == -signal.SIGKILL
 
 
-def test_a_step_that_does_not_begin_and_an_agent_that_does_not_accept_are_told_apart(
+def test_a_step_that_does_not_begin_and_an_agent_that_does_not_accept_are_distinguished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = Home(tmp_path)

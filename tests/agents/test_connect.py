@@ -261,7 +261,7 @@ def test_jump_hosts_that_lead_in_a_circle_are_an_error(agent: AgentFile, ssh_hom
     assert ["circle" in str(one) for one in found.values()] == [True, True], found
 
 
-def test_what_a_jump_host_refuses_is_told(tmp_path: Path, agent: AgentFile) -> None:
+def test_a_refusal_of_a_jump_host_is_reported(tmp_path: Path, agent: AgentFile) -> None:
     async def body(served: Served) -> None:
         counts: dict[str, int] = {}
         async with jump_host(served.demo, "127.0.0.1", counts) as port:

@@ -103,7 +103,7 @@ def ask(*pids: int) -> list[str]:
     return asyncio.run(ras.complaints(pids))
 
 
-def test_its_errors_and_warnings_are_told_a_line_each(free_port: int) -> None:
+def test_its_errors_and_warnings_are_reported_in_one_line_each(free_port: int) -> None:
     with rank(STATUS, free_port) as pid:
         assert ask(pid) == COMPLAINTS.splitlines()
         assert ask(os.getpid()) == [], "who listens there is no rank of ours: another job's answer"

@@ -72,7 +72,7 @@ def test_a_death_and_its_reason(
     assert worker.started is not None
 
 
-def test_a_core_is_told() -> None:
+def test_a_core_is_reported() -> None:
     assert engine_watch.decode(os.CLD_DUMPED, signal.SIGSEGV, 5) == Death(None, "SIGSEGV", True, 5)
     assert engine_watch.decode(os.CLD_KILLED, signal.SIGSEGV, 5) == Death(None, "SIGSEGV", False, 5)
 

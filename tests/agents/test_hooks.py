@@ -85,7 +85,7 @@ async def until_lines(path: Path, count: int) -> list[str]:
 
 
 @pytest.mark.torch
-def test_a_job_tells_its_hooks_and_prometheus(tmp_path: Path) -> None:
+def test_a_job_reports_to_its_hooks_and_prometheus(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     everything = ("failure", "hang", "recovery", "end")
@@ -142,7 +142,7 @@ def test_a_job_tells_its_hooks_and_prometheus(tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
-def test_the_next_coordinator_tells_what_was_not_told(tmp_path: Path) -> None:
+def test_the_next_coordinator_sends_unsent_reports(tmp_path: Path) -> None:
     async def check(port: int) -> None:
         hooks = (Hook(("failure", "recovery", "end"), command=WRITE),)
         async with Nodes(tmp_path, 2, LIGHT, hooks=hooks, min_nodes=1, metrics_port=port) as nodes:
@@ -195,7 +195,7 @@ def test_a_hook_that_hangs_has_its_time_after_the_end_and_no_more(tmp_path: Path
     asyncio.run(check())
 
 
-def test_what_the_journal_says_was_told_is_not_told_again(tmp_path: Path) -> None:
+def test_a_report_that_the_journal_has_is_not_sent_again(tmp_path: Path) -> None:
     async def check() -> None:
         hook = Hook(("failure", "hang", "recovery"), command=WRITE)
         desk = Desk(tmp_path, hook)

@@ -136,7 +136,7 @@ def test_without_a_certificate_nothing_is_answered(tmp_path: Path) -> None:
     asyncio.run(check())
 
 
-def test_a_dead_agent_is_told_from_a_silent_one() -> None:
+def test_a_dead_agent_is_distinguished_from_a_silent_one() -> None:
     async def check() -> None:
         server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]

@@ -285,7 +285,7 @@ def test_a_job_that_nobody_knows(tmp_path: Path) -> None:
         asyncio.run(scenario(made))
 
 
-def test_what_breaks_a_bring_up_is_told_to_who_waits_for_it(tmp_path: Path) -> None:
+def test_a_failed_bring_up_is_reported_to_the_waiting_caller(tmp_path: Path) -> None:
     async def scenario(made: Hosts) -> None:
         async with Session(made.inventory(), "job-t") as session:
             link = session.links["n1"]
@@ -329,7 +329,7 @@ def test_a_host_that_joins_later_is_opened_by_who_watches(tmp_path: Path, monkey
         asyncio.run(scenario(made))
 
 
-def test_what_is_wrong_with_a_job_is_told_and_tried_again(tmp_path: Path) -> None:
+def test_an_error_of_a_job_is_reported_and_the_job_opened_again(tmp_path: Path) -> None:
     async def scenario(made: Hosts) -> None:
         (made.home("n1") / "jobs" / "broken").mkdir(parents=True)
         async with Session(made.inventory(), "broken") as session:

@@ -48,7 +48,7 @@ while not second or number < 3000:
 """
 
 
-def test_errors_are_told_once_over_a_restart_and_a_lost_link(
+def test_errors_are_reported_once_over_a_restart_and_a_lost_link(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     async def scenario(made: Hosts) -> None:
@@ -244,7 +244,7 @@ def test_a_line_of_any_length_comes_in_one_piece(
     assert [line for line in live if line not in whole] == [f"n1:1| line {number}" for number in range(100)]
 
 
-def test_what_a_bound_drops_is_told_to_whoever_reads(
+def test_lines_dropped_by_a_bound_are_reported_to_readers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with hosts(tmp_path, 1, log_bound=4 * 1024 * 1024) as made:

@@ -177,7 +177,7 @@ def test_torchruns_options_choose_what_the_console_shows(tmp_path: Path, alone: 
         assert linked.read_text().startswith(f"rank {rank} line 0")
 
 
-def test_a_failure_is_told_last(alone: Cli) -> None:
+def test_a_failure_is_reported_last(alone: Cli) -> None:
     run = alone("up", "hosts.toml", "--headless", "--max-restarts", "0", "--job", "job-t", "talk.py", "3", "0", "1")
     assert run.status == 1
     assert "n1:1| ValueError: rank 1 gives up" in run.lines

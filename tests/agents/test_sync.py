@@ -131,7 +131,7 @@ def test_a_tree_that_somebody_else_syncs_is_waited_for(work: Path, agent: AgentF
     _with_link(agent, body)
 
 
-def test_what_the_node_refuses_is_told_with_the_host(work: Path, agent: AgentFile) -> None:
+def test_a_refusal_of_a_node_names_the_host(work: Path, agent: AgentFile) -> None:
     (work / "d").mkdir()
     (work / "d" / "f").write_text("x")
     tree = scan(work)
@@ -154,7 +154,7 @@ def test_what_the_node_refuses_is_told_with_the_host(work: Path, agent: AgentFil
     _with_link(agent, body)
 
 
-def test_a_lost_connection_is_told(work: Path, agent: AgentFile) -> None:
+def test_a_lost_connection_is_reported(work: Path, agent: AgentFile) -> None:
     (work / "a").write_text("one")
 
     async def body(link: NodeLink) -> None:

@@ -118,7 +118,7 @@ def _wait(check: Callable[[], bool], what: str) -> None:
     end = time.monotonic() + WAIT_S
     while not check():
         if time.monotonic() > end:
-            raise ClusterError(f"{what} did not come within {WAIT_S:g} s")
+            raise ClusterError(f"{what} did not appear within {WAIT_S:g} s")
         time.sleep(POLL_S)  # other processes' files: nothing tells us
 
 
@@ -223,7 +223,7 @@ def _screen(job: Job) -> Iterator[subprocess.Popen[bytes]]:
     reader.start()
     try:
         if not seen.wait(WAIT_S):
-            raise ClusterError("the screen did not come")
+            raise ClusterError("the screen did not appear")
         os.write(master, b"4")
         yield process
     finally:

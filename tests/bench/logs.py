@@ -106,7 +106,7 @@ async def _browse(job: Job) -> dict[str, list[float]]:
             line = int(LINES * place)
             found["to line N"].append(await _timed(fresh.load(line // PAGE)))
             if fresh.row(line) is None:
-                raise ClusterError(f"line {line} did not come")
+                raise ClusterError(f"line {line} did not appear")
             merged = MergedFeed(session, Selection(generation=0))
             t_ns = int(times[1] + (times[0] - times[1]) * place)
             found["to a time"].append(await _timed(merged.show_around(t_ns, ROWS)))

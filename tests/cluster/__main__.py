@@ -42,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     verbs.add_parser("list", help="what there is, and what runs on it")
     for verb, text in {
         "cut": "drop everything of NODE (or the link to OTHER)",
-        "heal": "mend everything of NODE (or the link to OTHER)",
+        "heal": "repair all links of NODE (or the link to OTHER)",
     }.items():
         faulty = verbs.add_parser(verb, help=text)
         faulty.add_argument("node", help=f'a host, or "{OPERATOR}" for this machine')

@@ -297,12 +297,12 @@ class Cluster:
     # Faults
 
     def cut(self, first: Which, second: Which | None = None) -> None:
-        """Drop everything of a host, or between two; "operator" is this machine itself. Nothing is told of it."""
+        """Drop everything of a host, or between two; "operator" is this machine itself. Neither side is notified."""
         self._links.cut(self._end(first), "" if second is None else self._end(second))
         self._save()
 
     def heal(self, first: Which | None = None, second: Which | None = None) -> None:
-        """Mend the link between two ends, or all that is wrong with one, or with all."""
+        """Repair the link between two ends, all links of one, or everything."""
         self._links.heal("" if first is None else self._end(first), "" if second is None else self._end(second))
         self._save()
 

@@ -73,7 +73,7 @@ class Links:
         self._apply()
 
     def heal(self, first: str = "", second: str = "") -> None:
-        """Mend the link between two ends, all faults of one end, or everything. Raises ClusterError."""
+        """Repair the link between two ends, all faults of one end, or everything. Raises ClusterError."""
         if second:
             self._cuts.discard(_pair(first, second))
             self._one_way -= {(first, second), (second, first)}

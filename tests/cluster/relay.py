@@ -29,8 +29,8 @@ def _open(interface: str) -> socket.socket:
     raw.setsockopt(_SOL_PACKET, _PACKET_VNET_HDR, 1)
     raw.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
     raw.bind((interface, 0))
-    wish = struct.pack("iHH8s", socket.if_nametoindex(interface), _PROMISCUOUS, 0, b"")
-    raw.setsockopt(_SOL_PACKET, _PACKET_ADD_MEMBERSHIP, wish)
+    request = struct.pack("iHH8s", socket.if_nametoindex(interface), _PROMISCUOUS, 0, b"")
+    raw.setsockopt(_SOL_PACKET, _PACKET_ADD_MEMBERSHIP, request)
     raw.setblocking(False)
     return raw
 

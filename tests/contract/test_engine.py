@@ -41,7 +41,7 @@ def script(shared: SharedEngine, name: str, text: str) -> str:
     return name
 
 
-def test_hello_tells_what_is_installed(shared: SharedEngine) -> None:
+def test_hello_has_the_installed_versions(shared: SharedEngine) -> None:
     facts = shared.do(shared.engine.call("hello"))
     assert facts["torch"].startswith("2.")
     assert facts["python"] == ".".join(str(part) for part in sys.version_info[:3])
@@ -259,7 +259,7 @@ def test_a_rank_that_cannot_answer_does_not_hold_up_the_stop(shared: SharedEngin
     assert 1.5 < seconds < 30.0
 
 
-def test_a_failure_is_told_at_once_with_its_evidence(shared: SharedEngine) -> None:
+def test_a_failure_is_reported_at_once_with_its_evidence(shared: SharedEngine) -> None:
     generation = shared.generation()
     name = script(
         shared,

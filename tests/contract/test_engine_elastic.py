@@ -100,7 +100,7 @@ def test_ranks_are_assigned_run_and_end(shared: SharedEngine) -> None:
     play(shared, work)
 
 
-def test_the_rank_that_failed_is_told_from_those_that_torch_stopped(shared: SharedEngine) -> None:
+def test_the_rank_that_failed_is_distinguished_from_those_that_torch_stopped(shared: SharedEngine) -> None:
     async def work(group: Group) -> None:
         text = 'import os, time\nif os.environ["RANK"] == "1": raise OSError(28, "No space left")\ntime.sleep(600)\n'
         (shared.root / "breaks.py").write_text(text)
@@ -169,7 +169,7 @@ def test_the_next_group_may_meet_at_the_same_port(shared: SharedEngine) -> None:
     shared.do(run())
 
 
-def test_torchs_own_trouble_is_told(shared: SharedEngine) -> None:
+def test_an_error_of_torch_itself_is_reported(shared: SharedEngine) -> None:
     async def work(group: Group) -> None:
         (shared.root / "never.py").write_text("")
         await group.go("never.py", meeting={"nnodes": "2", "conf": "join_timeout=1"})

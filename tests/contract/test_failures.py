@@ -72,7 +72,7 @@ HIDE_LOG = "test ! -e /dev/kmsg || mount --bind /dev/null /dev/kmsg"
         pytest.param(KILL, mounted(HIDE_LOG), "other", "killed by SIGKILL from outside", "", id="kill"),
     ],
 )
-def test_a_failure_is_told_with_what_the_host_says(
+def test_a_failure_is_reported_with_the_host_s_notes(
     tmp_path: Path,
     request: pytest.FixtureRequest,
     script: str,
@@ -91,7 +91,7 @@ def test_a_failure_is_told_with_what_the_host_says(
 
 @pytest.mark.usefixtures("light_torch")
 @pytest.mark.parametrize("log", [True, False], ids=["kernel's log", "counters"])
-def test_who_is_killed_for_memory_is_told_from_who_is_killed_by_hand(tmp_path: Path, log: bool) -> None:
+def test_a_kill_for_memory_is_distinguished_from_a_manual_kill(tmp_path: Path, log: bool) -> None:
     if log and not HostNotes().knows_pids:
         pytest.skip("the kernel's log cannot be read here, or speaks of other pids")
     with cgroup(700 * MIB) as members:

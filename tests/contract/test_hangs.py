@@ -158,7 +158,7 @@ def test_a_rank_that_exits_is_named_whatever_its_status(tmp_path: Path) -> None:
     asyncio.run(check())
 
 
-def test_ranks_in_different_collectives_are_told(tmp_path: Path) -> None:
+def test_ranks_in_different_collectives_are_named(tmp_path: Path) -> None:
     async def check() -> None:
         async with job(tmp_path, "other", nproc=3) as nodes:
             await nodes.launch()

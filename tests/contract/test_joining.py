@@ -58,7 +58,7 @@ def test_what_was_left_out_of_the_command_line_is_said(
     assert "--rdzv-endpoint 127.0.0.1 has no port: using 29400" in said
 
 
-def test_a_machine_whose_own_name_is_loopback_tells_others_another_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_whose_own_name_is_loopback_gives_others_another_address(monkeypatch: pytest.MonkeyPatch) -> None:
     def debian(host: str, port: int, **_: Any) -> list[Any]:
         address = "127.0.1.1" if host == "gpu01" else host
         return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (address, port))]

@@ -67,7 +67,7 @@ RIGHT = [("collective_desync", [1], "n2"), ("user_exception", [0], "n1"), ("user
 
 @nightly
 @pytest.mark.usefixtures("light_torch")
-def test_who_was_first_is_told_though_clocks_are_ten_seconds_apart(tmp_path: Path) -> None:
+def test_the_first_failure_is_named_though_clocks_differ_by_ten_seconds(tmp_path: Path) -> None:
     library = skew.build(tmp_path)
 
     async def check() -> None:

@@ -35,7 +35,7 @@ def test_the_usage_of_logs_has_their_values(capsys: pytest.CaptureFixture[str]) 
     assert " [--exclude REGEX]… [--level debug|" in usage
 
 
-def test_words_that_a_verb_takes_are_told_and_no_others(capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_words_that_a_verb_takes_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     for verb, word in (("signal", "SIGNAL"), ("record", "FILE"), ("report", "RECORDING")):
         assert f"{word}: " in shown(verb, capsys)
     assert "JOB" not in shown("check", capsys)

@@ -96,7 +96,7 @@ def test_nnodes_chooses_hosts_in_order_and_spares_come_along(
         ({"standalone": True}, "--standalone"),
     ],
 )
-def test_bad_wishes_are_refused(work: Path, options: dict[str, Any], words: str) -> None:
+def test_bad_requests_are_refused(work: Path, options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         make_plan(hosts_of(work), UpOptions("train.py", **options), work)
 

@@ -181,7 +181,7 @@ def test_agents_that_leave_after_the_end_are_not_lost() -> None:
     assert world.types()[-1] == "job_succeeded"
 
 
-def test_a_takeover_tells_who_was_lost_and_stops_what_still_runs() -> None:
+def test_a_takeover_names_lost_nodes_and_stops_what_still_runs() -> None:
     world = World(spec(3, min_nodes=2))
     world.now = 100.0
     world.state = replay.take_over(world.state.spec, "n2", 2, world.records(), world.now, away_s=12.0)

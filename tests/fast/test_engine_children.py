@@ -70,7 +70,7 @@ CALLS = {"x86_64": {"read": 0, "close": 3, "futex": 202}, "aarch64": {"read": 63
     [("read", "file", True), ("close", "pipe", True), ("read", "pipe", False), ("read", "/dev/null", False),
      ("futex", "file", False), ("", "file", False)],
 )  # fmt: skip
-def test_who_is_held_at_a_file_is_told_apart_from_who_waits_for_another(
+def test_a_rank_held_at_a_file_is_distinguished_from_one_that_waits_for_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, what: str, expected: bool
 ) -> None:
     with contextlib.ExitStack() as stack:

@@ -38,7 +38,7 @@ def test_what_is_sent_and_received_counts_by_family_once(family: socket.AddressF
 
 
 @pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
-def test_what_does_not_answer_is_told_apart_from_what_does(family: socket.AddressFamily, host: str) -> None:
+def test_silent_addresses_are_distinguished_from_those_that_answer(family: socket.AddressFamily, host: str) -> None:
     me = os.getpid()
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(socket.socket(family))

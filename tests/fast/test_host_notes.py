@@ -57,7 +57,7 @@ def test_kills_are_counted_from_the_start(
     assert host.notes(ended()) == []
 
 
-def test_a_host_that_tells_nothing_is_quoted_with_nothing(tmp_path: Path) -> None:
+def test_a_host_without_notes_is_not_quoted(tmp_path: Path) -> None:
     write(tmp_path / "dev/kmsg", "6,1,1,-;Out of memory: Killed process 4003 (python)\n")
     host = HostNotes(tmp_path)
     host.begin(tmp_path / "gone", tmp_path / "gone")

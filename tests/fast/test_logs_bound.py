@@ -65,7 +65,7 @@ async def check_readers(store: LogStore, path: Path) -> None:
     assert (read.data["offset"], read.body) == (start, text[start : start + 100])
 
 
-def test_a_bound_keeps_the_newest_and_tells_of_the_rest(tmp_path: Path) -> None:
+def test_a_bound_keeps_the_newest_and_reports_the_rest(tmp_path: Path) -> None:
     path = log(tmp_path)
     if not _can_punch(path):
         pytest.skip("this file system cannot punch holes")

@@ -157,7 +157,7 @@ def test_steps_are_read_from_the_lines_in_use(text: bytes, step: int | None) -> 
         (b"saved snapshot.pt\n", None),
     ],
 )
-def test_the_step_of_the_last_snapshot_is_the_one_that_was_told(text: bytes, saved: int | None) -> None:
+def test_the_step_of_the_last_snapshot_is_the_printed_one(text: bytes, saved: int | None) -> None:
     whole, bytewise = StepReader(), StepReader()
     whole.feed("stdout", text, 5)
     for number in range(len(text)):
@@ -179,7 +179,7 @@ def test_the_step_of_the_last_snapshot_is_the_one_that_was_told(text: bytes, sav
         (b"loss 0.3 info nancy\nloss: info\ngrad_norm inf\nno loss\nnan values: 0\n", None),
     ],
 )
-def test_a_loss_that_is_no_number_is_told(text: bytes, warning: str | None) -> None:
+def test_a_loss_that_is_no_number_is_reported(text: bytes, warning: str | None) -> None:
     steps = StepReader()
     for at in range(0, len(text), 7):
         steps.feed("stdout", text[at : at + 7], 1)
@@ -244,7 +244,7 @@ def test_a_flood_does_not_hide_its_end_and_a_coloured_step_counts() -> None:
     assert (reader.step, reader.figures.values()["loss"]) == (10, 7.5)
 
 
-def test_losses_are_told_with_their_steps_once_and_of_many_the_roundest() -> None:
+def test_losses_are_reported_with_their_steps_once_and_of_many_the_roundest() -> None:
     reader = StepReader()
     lines = [b"step %d loss %d.5\n" % (step, step) for step in range(90, 121)]
     reader.feed("stdout", b"".join(lines) + b"step 120 loss 7.0\nstep 121 loss nan\nstep 122 loss 1,2", 1)
@@ -374,7 +374,7 @@ def test_literals_that_a_match_must_hold(pattern: str, ignore_case: bool, choice
     assert set(compile_pattern(pattern, ignore_case).choices) == choices
 
 
-def test_what_nccl_told_is_read_again_only_when_there_is_more_of_it(tmp_path: Path) -> None:
+def test_nccl_output_is_read_again_only_when_there_is_more(tmp_path: Path) -> None:
     assert read_map(tmp_path) == {"generation": -1, "stamp": ""}
     folder = tmp_path / "generation_10" / "rank_3"
     for generation in (9, 10):

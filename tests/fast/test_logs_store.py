@@ -241,7 +241,7 @@ def test_the_newest_rows_cost_no_reading_of_older_generations(tmp_path: Path, mo
     asyncio.run(run())
 
 
-def test_a_window_tells_that_the_file_was_written_anew(tmp_path: Path) -> None:
+def test_a_window_shows_that_the_file_was_rewritten(tmp_path: Path) -> None:
     append(log(tmp_path), b"old\n" * 300)
 
     async def run() -> None:

@@ -65,14 +65,14 @@ def test_the_plan_is_what_the_coordinator_does(
     assert f"-> {len(world.state.ranks)} ranks on {len(world.state.members)} nodes" in dict(found.facts)["World"]
 
 
-def test_ranks_that_move_are_told_in_runs() -> None:
+def test_ranks_that_move_are_named_in_runs() -> None:
     status = document(World(spec(4)).state, {}, "n1")
     assert facts("remove", ("n2",), status)["Ranks"] == "4-7 -> 2-5"
     assert facts("remove", ("n4",), status)["Ranks"] == "those that stay keep their numbers"
     assert facts("restart", (), status)["Ranks"] == "all keep their numbers"
 
 
-def test_what_is_known_of_the_past_is_told_and_nothing_else() -> None:
+def test_only_known_facts_of_the_past_are_shown() -> None:
     status = document(World(spec(3)).state, {}, "n1")
     reported = facts("remove", ("n3",), status)
     assert reported["Downtime"].startswith("unknown")
@@ -98,7 +98,7 @@ def test_what_is_known_of_the_past_is_told_and_nothing_else() -> None:
         (((None, None),), "unknown: no rank has reported a step yet"),
     ],
 )
-def test_what_a_restart_loses_is_what_came_after_the_last_snapshot_that_was_told_of(reported: Any, lost: str) -> None:
+def test_a_restart_loses_the_steps_after_the_last_reported_snapshot(reported: Any, lost: str) -> None:
     ranks = [
         {"rank": rank, "step": step, "progress": {"saved": saved} if saved else None}
         for rank, (step, saved) in enumerate(reported)

@@ -145,7 +145,7 @@ def reach_of(names: list[str], blocked: set[tuple[str, str]], error: str = "no a
     return found
 
 
-def test_who_does_not_reach_whom_is_told_once_with_both_ends() -> None:
+def test_a_failed_connection_is_reported_once_with_both_ends() -> None:
     names = [f"gpu{number:02}" for number in range(1, 65)]
     everybody = {(one, other) for one in names for other in names if one != other}
     (only,) = findings(reach_of(names, everybody))
@@ -178,7 +178,7 @@ def test_who_does_not_reach_whom_is_told_once_with_both_ends() -> None:
         ("Connection refused", "a firewall rejects it, or `address`"),
     ],
 )
-def test_the_likely_cause_of_a_closed_way_is_told(error: str, cause: str) -> None:
+def test_the_likely_cause_of_a_blocked_connection_is_named(error: str, cause: str) -> None:
     (only,) = findings(reach_of(["gpu01", "gpu02", "gpu03"], {("gpu01", "gpu02")}, error))
     assert cause in only.hint
 
@@ -246,7 +246,7 @@ def test_of_two_nodes_the_bad_one_does_not_show() -> None:
     assert "unknown which" in only.text
 
 
-def test_a_bad_link_between_two_good_nodes_is_told_as_such() -> None:
+def test_a_bad_link_between_two_good_nodes_is_named() -> None:
     found = cluster({}, 4)
     done = [(1, "gpu01", "gpu02"), (2, "gpu03", "gpu01"), (2, "gpu04", "gpu02")]
     found.collectives = [{"round": at, "nodes": list(pair), "ms": 20.0, "backend": "gloo"} for at, *pair in done]

@@ -61,7 +61,7 @@ def test_a_first_group_that_does_not_come_together_fails() -> None:
     assert (world.state.ended, world.state.failure) == ("failed", "fewer than 2 nodes for 5 s (join_timeout)")
 
 
-def test_who_was_removed_is_told_how_to_come_back() -> None:
+def test_a_removed_node_is_shown_how_to_come_back() -> None:
     world = open_world(3, min_nodes=1, settle_timeout=0.0)
     come(world, "n1")
     come(world, "n2")

@@ -109,7 +109,7 @@ def test_a_store_is_opened_at_the_nodes_own_address() -> None:
 MEETING = {"backend": "c10d", "endpoint": "10.0.0.2:1", "run_id": "r.1", "nnodes": "2", "conf": "", "is_ours": True}
 
 
-def test_torchs_agents_meet_as_this_node_was_told_to() -> None:
+def test_torchs_agents_meet_as_the_order_says() -> None:
     own = context(Rendezvous("c10d", "r", conf="timeout=5"))
     order = orders.go(own, ordered(rendezvous={**MEETING, "backend": "evil", "conf": "evil=1", "local_addr": "x"}))
     assert order["rendezvous"] == {**MEETING, "conf": "timeout=5", "local_addr": "10.0.0.1"}

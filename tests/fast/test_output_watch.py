@@ -1,4 +1,4 @@
-"""A loss that was one on all ranks and then is not; losses that are each rank's own are as they should be."""
+"""Warnings about losses that were equal on all ranks and then differ; losses that always differ are normal."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_healthy_run_is_not_warned_of(says: Callable[[int, int], str]) -> None
     assert play(says, range(3600)) == {}
 
 
-def test_a_new_group_begins_anew_and_one_that_tells_no_more_costs_nothing() -> None:
+def test_a_new_group_begins_anew_and_a_silent_one_costs_nothing() -> None:
     losses = Losses()
     for step in range(PROOF_STEPS + 10):
         tell(losses, step, dict.fromkeys(RANKS, falling(step)))

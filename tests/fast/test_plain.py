@@ -178,7 +178,7 @@ def test_a_hang_has_times_of_day_where_the_text_stays() -> None:
     assert "  hint: kill -CONT" in "\n".join(incident_lines(HANG))
 
 
-def test_what_has_healed_is_told_in_the_past_without_advice() -> None:
+def test_healed_incidents_are_described_in_the_past_without_advice() -> None:
     text = "\n".join([*status_lines({**STATUS, "condition": "running", "incident": HEALED}), *incident_lines(HEALED)])
     assert "incident 1 (healed at 10:02:23: training resumed after 143 s): rank 3" in text
     assert "  state: healed at 10:02:23: training resumed after 143 s" in text
@@ -253,7 +253,7 @@ def test_only_a_job_that_goes_on_misses_its_coordinator() -> None:
         assert len(tail) == notes
 
 
-def test_a_restart_is_told_by_phase() -> None:
+def test_a_restart_is_shown_by_phase() -> None:
     phases = {"detect": 0.4, "stop": 210.0, "rendezvous": 20.0, "spawn": 50.0, "main": 490.0}
     running = event("generation_running", generation=3, detail={**phases, "world_size": 6})
     assert (
@@ -331,7 +331,7 @@ def test_sizes(value: float, text: str) -> None:
     assert size(value) == text
 
 
-def test_status_tells_what_nodes_and_ranks_use() -> None:
+def test_status_shows_the_usage_of_nodes_and_ranks() -> None:
     gpu = {"index": 0, "use": 98, "mem_used": 71 << 30, "mem_total": 80 << 30, "temp": 66, "power": 627.3, "age_s": 1.0}
     vitals = {
         "age_s": 1.2, "every_s": 3.0, "cpu": 43.4, "mem_used": 5 << 30, "mem_total": 8 << 30, "disk_free": 1 << 40,

@@ -65,7 +65,7 @@ def test_a_line_keeps_its_bytes() -> None:
         assert list(read_lines(data[at : at + size] for at in range(0, len(data), size))) == [line, later]
 
 
-def test_gaps_are_told_and_lines_keep_their_numbers() -> None:
+def test_gaps_are_reported_and_lines_keep_their_numbers() -> None:
     times = {5: 50, 6: 40, 1200: 90}
     lines = Lines(Line(number, number * 10, t_ns, "I", b"line %d" % number) for number, t_ns in times.items())
     assert [lines.total(t_ns) for t_ns in (0, 49, 50, 89, 90)] == [0, 0, 7, 7, 1201]

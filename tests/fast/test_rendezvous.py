@@ -91,7 +91,7 @@ def test_torch_says_which_ranks_a_node_has() -> None:
     assert {rank.rank: (rank.node, rank.pid) for rank in world.state.ranks.values()} == {0: ("n2", 100), 1: ("n1", 101)}
 
 
-def test_ranks_of_others_are_counted_and_told() -> None:
+def test_ranks_of_others_are_counted_and_reported() -> None:
     world = started("3")
     for name, rank in (("n1", 0), ("n2", 2)):
         world.feed(assigned(name, 0, {rank: 100 + rank}, 3))
@@ -113,7 +113,7 @@ def test_torch_may_assign_the_ranks_anew_while_the_group_runs() -> None:
     assert (world.state.phase, world.state.world_size, world.state.generation) == (s.RUNNING, 3, 0)
 
 
-def test_a_report_that_is_told_again_does_not_raise_a_dead_rank() -> None:
+def test_a_repeated_report_does_not_raise_a_dead_rank() -> None:
     world = started()
     for name, rank in (("n1", 0), ("n2", 1)):
         world.feed(assigned(name, 0, {rank: 100 + rank}, 2))

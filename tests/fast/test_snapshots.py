@@ -419,7 +419,7 @@ def test_where_nodes_have_disks_of_their_own_they_are_not_asked_about_each_save(
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_the_operator_is_told_once_of_a_snapshot_that_the_job_does_not_name(tmp_path: Path, shared: bool) -> None:
+def test_a_snapshot_that_the_job_does_not_name_is_reported_once(tmp_path: Path, shared: bool) -> None:
     made, said = keeper(tmp_path, Others({"sees": shared}))
     lay(tmp_path / "work", {"a.log": b"step 1", "torn.pt": torch_zip()[:-5]})
 

@@ -7,7 +7,7 @@ from remote_agent.coordinator.status import document
 from tests.fast.world import World, spec
 
 
-def test_the_status_tells_who_lags_and_how_old_a_measurement_is_by_now() -> None:
+def test_the_status_shows_who_lags_and_the_age_of_a_measurement() -> None:
     world = World(spec(2))
     said = {"progress": {"loss": 0.5}, "vitals": {"age_s": 1.0, "cpu": 5.0}}
     vitals = {"age_s": 1.0, "gpus": [{"index": 0, "age_s": 2.0}]}
@@ -28,7 +28,7 @@ def test_the_status_tells_who_lags_and_how_old_a_measurement_is_by_now() -> None
     assert before["nodes"][0]["ranks"][0]["vitals"] is None
 
 
-def test_who_told_of_its_step_a_moment_ago_is_not_behind_for_that() -> None:
+def test_a_rank_that_just_reported_its_step_is_not_behind() -> None:
     world = World(spec(2))
     ranks = {"step": 100, "progress": {"steps_s": 10.0}}
     facts = {

@@ -167,7 +167,7 @@ def test_a_tree_that_has_made_a_step_is_not_gone_back_from() -> None:
         ({"digest": OLD, "rollback": True, "without": ["n3"]}, "back to aaaaaaaa; without n3; by an operator"),
     ],
 )
-def test_a_change_is_told_where_the_run_is_told(detail: dict[str, Any], text: str) -> None:
+def test_a_change_is_shown_with_the_run(detail: dict[str, Any], text: str) -> None:
     event = {"type": "tree_changed", "generation": 0, "time": "2026-11-21T14:02:00.000Z", "detail": detail}
     assert event_text(event) == text
     runs = Runs()

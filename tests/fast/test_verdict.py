@@ -401,7 +401,7 @@ def test_512_ranks_yield_one_cause_and_one_line_of_victims() -> None:
     assert len(incident.evidence) <= 12
 
 
-def test_fingerprints_hold_over_ranks_and_generations_and_tell_failures_apart() -> None:
+def test_fingerprints_hold_over_ranks_and_generations_and_differ_between_failures() -> None:
     def of(number: int, text: str, **more: Any) -> str:
         return judge(rank(number, 1, trace(text, **more))).fingerprint
 

@@ -117,7 +117,7 @@ class Driver:
         return 0
 
 
-def test_what_nvml_tells() -> None:
+def test_readings_of_nvml() -> None:
     one, lost = Nvml(Driver()).read()
     assert one["t"] <= time.monotonic()
     assert one == {
@@ -316,7 +316,7 @@ def test_workers_use_the_interface_at_which_others_reach_them(
     assert all(name in answer.notice for name in variables)
 
 
-def test_nccl_is_told_the_interface_only_where_it_would_take_another() -> None:
+def test_nccl_is_given_the_interface_only_where_it_would_take_another() -> None:
     own = {"127.0.0.1": "lo", "172.17.0.1": "docker0", "10.0.0.7": "virbr1"}
     answer = choose("virbr1", "10.0.0.7", own, {})
     assert answer.variables == {NCCL: "=virbr1"}

@@ -86,7 +86,7 @@ def test_of_a_line_of_any_length_only_its_place_and_its_beginning_are_held() -> 
     assert lines.rest() == []
 
 
-def test_a_long_line_ends_with_its_group_and_one_whose_file_is_written_anew_is_told() -> None:
+def test_a_long_line_ends_with_its_group_and_one_whose_file_is_rewritten_is_reported() -> None:
     lines = WholeLines()
     for rank in (0, 1):
         lines.feed(chunk(b"x" * (LINE_LIMIT + 1), rank))
@@ -154,7 +154,7 @@ SHORT = LogLine("n1", 0, 0, "stdout", 1, 18, 1, "I", b"next", 0)
         (b"", "01234 … 10 bytes of this line could not be read".encode()),
     ],
 )
-def test_what_is_gone_of_a_line_is_told_in_its_place(disk: bytes, said: bytes) -> None:
+def test_lost_parts_of_a_line_are_marked_in_their_place(disk: bytes, said: bytes) -> None:
     session = cast("Session", Disk(disk))
     out = written(lambda writer: printing._write(session, writer, [SHORT, CUT, SHORT], parse_logs(["h.toml"])))
     assert out == b"n1:0| next\nn1:0| " + said + b"\nn1:0| next\n"

@@ -45,7 +45,7 @@ async def until(session: Session, fits: Callable[[], bool]) -> None:
     end = asyncio.get_running_loop().time() + WAIT_S
     while not fits():
         if asyncio.get_running_loop().time() > end:
-            raise TimeoutError("the job did not come so far")
+            raise TimeoutError("the expected state did not appear in time")
         seen = await session.wait_change(1.0, seen)
 
 

@@ -118,7 +118,7 @@ def test_a_snapshot_on_the_run_screen_is_gone_back_to_after_its_cost_is_shown() 
     asyncio.run(scenario())
 
 
-def test_a_sync_names_what_changed_and_goes_on_without_a_node_only_when_told() -> None:
+def test_a_sync_names_what_changed_and_leaves_out_a_node_only_on_request() -> None:
     async def scenario() -> None:
         session = recorded.load("running_2x2")
         async with running(session, (120, 30)) as (app, pilot):

@@ -204,7 +204,7 @@ def test_offsets_that_change_between_two_pages_lose_nothing(tmp_path: Path, chan
     run(tmp_path, scenario, 2)
 
 
-def test_one_stream_tells_the_times_of_the_merged_log_and_is_found_by_them(tmp_path: Path) -> None:
+def test_one_stream_shows_the_times_of_the_merged_log_and_is_found_by_them(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster, node: NodeLink) -> None:
         await node.written(0, lines(1000))
         cluster.offsets_ms = {"n1": 5000.0}

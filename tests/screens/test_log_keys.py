@@ -218,7 +218,7 @@ def test_a_jump_to_a_line() -> None:
 
 
 @pytest.mark.parametrize("keys", [(), ("z",), ("&", *"[05] x", "enter")], ids=["merged", "folded", "filtered"])
-def test_the_scroll_bar_tells_where_in_all_of_the_log_one_is(keys: tuple[str, ...]) -> None:
+def test_the_scroll_bar_shows_the_position_in_the_whole_log(keys: tuple[str, ...]) -> None:
     def thumb(app: SupervisorApp) -> float:
         bar = [line[-1] for line in text_of(app).splitlines() if line[-1:] in ("│", "┃")]
         places = [at for at, glyph in enumerate(bar) if glyph == "┃"]

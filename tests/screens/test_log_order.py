@@ -112,7 +112,7 @@ def test_records_that_are_found_to_pass_later_are_in_order(tmp_path: Path, monke
     run(tmp_path, scenario)
 
 
-def test_what_an_older_agent_tells_out_of_order_is_put_in_order() -> None:
+def test_out_of_order_lines_of_an_older_agent_are_sorted() -> None:
     def row(node: str, t_ns: int) -> LogLine:
         return LogLine(node, 0, 0, "stdout", t_ns, 0, t_ns, None, b"")
 

@@ -102,7 +102,7 @@ def test_the_end_of_the_job_is_the_end_of_its_last_group() -> None:
     assert run.starts == "cold on n2: not enough memory"
 
 
-def test_what_nodes_tell_of_themselves_is_compared() -> None:
+def test_reports_of_nodes_are_compared() -> None:
     def ready(node: str, torch: str) -> tuple[str, int, dict[str, Any]]:
         return ("node_ready", -1, {"node": node, "nproc": 2, "versions": {"torch": torch, "python": "3.11"}})
 
@@ -123,7 +123,7 @@ def test_a_generation_leads_to_its_log() -> None:
     asyncio.run(scenario())
 
 
-def test_a_line_of_nccl_leads_to_what_it_told_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_of_nccl_opens_its_output(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         session = recorded.many(4, 8)
         async with running(session, (120, 30)) as (app, pilot):
