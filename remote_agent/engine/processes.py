@@ -71,6 +71,14 @@ class RankProcess:
             return True
         return False
 
+    def note_sent(self, name: str) -> None:
+        """Note the signal that an operator has sent."""
+        self.sent = name
+
+    def note_over(self, t_ns: int) -> None:
+        """Note when its script was over."""
+        self.over_ns = t_ns
+
     def end_watch(self) -> None:
         if self._pidfd >= 0:
             asyncio.get_running_loop().remove_reader(self._pidfd)

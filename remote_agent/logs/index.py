@@ -141,6 +141,11 @@ class LineIndex:
         self.fresh: list[IndexEntry] = []
         """New entries that have not been written to the sidecar."""
 
+    def take_fresh(self) -> list[IndexEntry]:
+        """Return the new entries, which then count as written."""
+        fresh, self.fresh = self.fresh, []
+        return fresh
+
     def __len__(self) -> int:
         return len(self._lines)
 

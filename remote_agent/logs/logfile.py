@@ -229,12 +229,11 @@ class LogFile:
 
     def persist(self, is_complete: bool = False) -> None:
         """Write new index entries to the sidecar; is_complete: no more bytes are expected for now."""
-        fresh, self.index.fresh = self.index.fresh, []
         covered = None
         if is_complete and self.index.scanned > self._covered and self.last_ns is not None:
             covered = Covered(self.index.scanned, self.last_ns)
             self._covered = self.index.scanned
-        self._sidecar.append(fresh, covered)
+        self._sidecar.append(self.index.take_fresh(), covered)
 
     def pread(self, offset: int, length: int) -> bytes:
         """Return up to `length` bytes; fewer, or none, when the file is shorter or gone."""
@@ -317,7 +316,7 @@ class LogFile:
             self._steps.feed(self.key.stream, data, now_ns)
         self._stamp = (self._stamp + data)[-_STAMP:]
         if not self._writable:
-            self.index.fresh.clear()
+            self.index.take_fresh()
 
     def _fits(self) -> bool:
         """Check that lines begin where the index says so."""

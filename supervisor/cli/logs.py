@@ -53,8 +53,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
     from supervisor.session import Session
 
     async def show() -> int:
-        async with Session(inventory, job, follow=options.follow) as session:
-            session.note_left_out = say_left_out
+        async with Session(inventory, job, follow=options.follow, note_left_out=say_left_out) as session:
             await session.ready()
             if _takes_late(options):
                 silent, what = await session.settle(timeout_s=LATE_GRACE), "shown once it answers"

@@ -236,8 +236,8 @@ def in_session(
     from supervisor.session import Session
 
     async def connected() -> int:
-        async with Session(inventory, job, follow=follow, live_only=live_only) as session:
-            session.note_left_out = say_left_out
+        session = Session(inventory, job, follow=follow, live_only=live_only, note_left_out=say_left_out)
+        async with session:
             await session.ready()
             return await work(session) or 0
 

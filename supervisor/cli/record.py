@@ -233,8 +233,7 @@ async def _of_job(inventory: Inventory, job: str | None) -> dict[str, Any]:
     from supervisor.report import report
     from supervisor.session import Session
 
-    async with Session(inventory, job) as session:
-        session.note_left_out = say_left_out
+    async with Session(inventory, job, note_left_out=say_left_out) as session:
         await session.ready()
         for view in await session.settle():
             say(f"{view.name}: {view.step}: {view.error or 'no answer yet'}; its own facts are missing")

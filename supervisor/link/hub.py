@@ -56,8 +56,6 @@ class Hub:
 
     version = 0
     """Grows with every change."""
-    note_left_out: Callable[[str, str], object] | None = None
-    """Called with a host that had answered, and why its answers are missing now, when that happens first."""
 
     def __init__(
         self,
@@ -69,6 +67,7 @@ class Hub:
         live_only: bool = False,
         read_only: bool = False,
         plan: LaunchPlan | None = None,
+        note_left_out: Callable[[str, str], object] = lambda _name, _reason: None,
     ) -> None:
         self.inventory = inventory
         self.plan = plan
@@ -83,8 +82,7 @@ class Hub:
         """None (not recorded in the journal), "watch", or "control" (also heals the job)."""
         self.follows = follow or attach is not None
         """`status`, `events` and `incidents` are kept up to date."""
-        self.read_only = read_only
-        self.live_only = live_only
+        self.read_only, self.live_only = read_only, live_only
         self.operator = operator_name()
         self.agent = AgentFile.build()
         self.launching = plan is not None
@@ -107,6 +105,8 @@ class Hub:
         self.late: set[str] = set()
         """Hosts that are still coming up although the job has started."""
         self._left_out: set[str] = set()
+        # Called with a host that had answered, and why its answers are missing now, when that happens first.
+        self._note_left_out = note_left_out
         self.ended = False
         """True once the job is over and `events` has its last event."""
         self.job_known = asyncio.Event()
@@ -223,8 +223,8 @@ class Hub:
 
     def leave_out(self, name: str, reason: str) -> None:
         """Note once that what a host has is missing from now on, or that it refuses what others answer, and why."""
-        if name not in self._left_out and self.note_left_out is not None:
-            self.note_left_out(name, reason)
+        if name not in self._left_out:
+            self._note_left_out(name, reason)
         self._left_out.add(name)
 
     def note_srun(self, reason: str) -> None:

@@ -145,7 +145,7 @@ class WorkerGroup:
             elif not one.send(signal.Signals[name]):
                 refused[rank] = f"rank {rank} has ended"
             else:
-                one.sent = name
+                one.note_sent(name)
         return refused
 
     async def pulses(self, with_stacks: bool) -> dict[str, Any]:
@@ -168,7 +168,7 @@ class WorkerGroup:
                 times = {"t_ns": t_ns, "took_s": (t_ns - self._called_ns[rank]) / 1e9}
                 self._notify("grouped", {"generation": self.generation, "rank": rank, **times})
             elif rank in self._ranks:
-                self._ranks[rank].over_ns = t_ns
+                self._ranks[rank].note_over(t_ns)
 
     def _begun(self, rank: int, t_ns: int) -> None:
         """Report that a rank is about to run the script."""
