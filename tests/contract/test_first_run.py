@@ -1,4 +1,4 @@
-"""A first job on machines as they are: their own names lead to loopback, and to no other machine."""
+"""A first job on machines as they are: their own names resolve to loopback, and to no other machine."""
 
 from __future__ import annotations
 

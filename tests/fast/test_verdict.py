@@ -458,13 +458,13 @@ MESH = (
 )
 
 
-def test_a_host_name_that_leads_to_loopback_is_the_cause_where_gloo_fails_to_connect() -> None:
+def test_a_host_name_that_resolves_to_loopback_is_the_cause_where_gloo_fails_to_connect() -> None:
     evidence = [rank(3, 1.0, trace(MESH)), rank(1, 1.0, trace(MESH)), stopped(0, 2), stopped(2, 2)]
     incident = judge(*evidence, unreachable_names=["n1"])
     assert (incident.category, incident.culprit_ranks) == ("rendezvous_timeout", ())
-    assert "gloo looked for ranks of another host at 127.0.1.1: the host name of n1 leads" in incident.summary
+    assert "gloo looked for ranks of another host at 127.0.1.1: the host name of n1 resolves" in incident.summary
     assert "GLOO_SOCKET_IFNAME" in incident.hint
-    assert "the host name of a node leads" in judge(*evidence).summary
+    assert "the host name of a node resolves" in judge(*evidence).summary
     # On one host a loopback address is right, and the peer has failed for another reason.
     alone = judge(rank(0, 1.0, trace(MESH)), stopped(1, 2), ranks_per_node={"n1": [0, 1]})
     assert "Gloo connectFullMesh failed" in alone.summary
