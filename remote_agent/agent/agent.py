@@ -232,7 +232,7 @@ class Agent:
             if name not in self.context.peers.members or coordinator is None or name in coordinator.connected:
                 return
             if await self.context.peers.is_dead(name):
-                coordinator.feed(inputs.Gone(name, "its agent died (connection refused)", alone=True))
+                coordinator.feed(inputs.AgentDead(name, "its agent died (connection refused)", alone=True))
                 return
 
 

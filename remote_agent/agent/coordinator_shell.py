@@ -110,7 +110,7 @@ REPORTS: dict[str, Callable[[str, int, Mapping[str, Any]], inputs.Input]] = {
     "held": lambda node, generation, args: inputs.Held(node, generation, _snapshots(args)),
     "placed": lambda node, generation, args: inputs.Placed(node, generation, read_placed(args)),
     "last_output": _last_output,
-    "gone": lambda node, _, args: inputs.Gone(node, str(args["reason"])),
+    "gone": lambda node, _, args: inputs.AgentDead(node, str(args["reason"])),
     "recorded": lambda node, generation, args: inputs.Recorded(node, generation, int(args["term"])),
     "prepared": lambda node, generation, args: inputs.Prepared(node, generation, int(args["port"])),
     "order_failed": lambda node, generation, args: inputs.OrderFailed(node, generation, str(args["message"])),
@@ -240,7 +240,7 @@ class Coordinator:
                 self._retire(command.node)
             else:
                 reply = command
-        if commands or not isinstance(event, (inputs.Tick, inputs.Beat)):
+        if commands or not isinstance(event, (inputs.Tick, inputs.Heartbeat)):
             self._wake()
         return reply
 
@@ -357,7 +357,7 @@ class Coordinator:
         heard_age = float(args.get("heard_age", 0.0))
         first = _first_step_age(ranks) if current else None
         kept = _snapshots(args) if "snapshots" in args else None
-        self.feed(inputs.Beat(node, heard_age, stepped and current, progressed, warnings, first, kept))
+        self.feed(inputs.Heartbeat(node, heard_age, stepped and current, progressed, warnings, first, kept))
         self._wake()
 
     # Journal and orders
@@ -451,7 +451,7 @@ class Coordinator:
         while True:
             await asyncio.sleep(TICK_S)
             try:
-                self.feed(inputs.Beat(self._me))
+                self.feed(inputs.Heartbeat(self._me))
                 self.feed(inputs.Tick())
             except Exception:
                 log.exception("coordinator tick")
@@ -473,7 +473,7 @@ class Office:
         self.requests: dict[str, PeerRequest] = {
             "join": self._hear_join,
             "report": self._hear_report,
-            "beat": self._hear_beat,
+            "beat": self._hear_heartbeat,
             "time": self._hear_time,
             "request": self._hear_request,
         }
@@ -529,7 +529,7 @@ class Office:
         coordinator = self._begin(state, {})
         coordinator.record(EventType.COORDINATOR_CHANGED, me, former=former or None, term=term)
         if former in state.nodes and state.nodes[former].status != "removed":
-            coordinator.feed(inputs.Gone(former, "it was the coordinator, and is gone"))
+            coordinator.feed(inputs.AgentDead(former, "it was the coordinator, and is gone"))
         coordinator.hear_join(me, self._own.introduction())
 
     def _begin(self, state: s.State, absent: dict[str, str]) -> Coordinator:
@@ -590,7 +590,7 @@ class Office:
         self._held().hear(node, args["op"], args["args"])
         return Answer({})
 
-    async def _hear_beat(self, node: str, channel: Channel | None, args: dict[str, Any]) -> Answer:
+    async def _hear_heartbeat(self, node: str, channel: Channel | None, args: dict[str, Any]) -> Answer:
         received_ns = time.time_ns()
         self._held().beat(node, args)
         return Answer({"received_ns": received_ns, "answered_ns": time.time_ns()})

@@ -76,7 +76,7 @@ class MemberLoop:
         self._orders: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
         self._look_again = asyncio.Event()
         self._closing = False
-        self._beat_at = 0.0
+        self._heartbeat_at = 0.0
         self._begun_at = 0.0
         """When the newest workers were ordered."""
         self._reason = "its agent was restarted"
@@ -327,7 +327,7 @@ class MemberLoop:
             self._ballot.renew_lease(sent)
             log.info("joined %s", name)
             self.election.note_trouble("")
-            await self._beat(channel)
+            await self._send_heartbeat(channel)
         finally:
             if self.channel is channel:
                 self.channel = None
@@ -336,7 +336,7 @@ class MemberLoop:
             await asyncio.gather(running, return_exceptions=True)
             self._ended = name if channel.ended else None
 
-    async def _beat(self, channel: Channel) -> None:
+    async def _send_heartbeat(self, channel: Channel) -> None:
         """Send heartbeats until the wire ends or another coordinator is known."""
         timeout_s = self._context.spec.node_timeout
         interval = min(HEARTBEAT_S, leases.HEARTBEAT * timeout_s)
@@ -414,8 +414,8 @@ class MemberLoop:
     async def _check_lease(self, now: float) -> None:
         if self.office.coordinator is not None:
             self._ballot.renew_lease(now)
-            if now - self._beat_at >= HEARTBEAT_S:
-                self._beat_at = now
+            if now - self._heartbeat_at >= HEARTBEAT_S:
+                self._heartbeat_at = now
                 self.office.coordinator.beat(self._context.node, self._heartbeat())
             return
         if self.running is not None and self._lease_is_over():

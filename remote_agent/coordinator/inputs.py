@@ -62,7 +62,7 @@ class Unfit(Report):
 
 
 @dataclasses.dataclass(frozen=True)
-class Beat(Report):
+class Heartbeat(Report):
     """A heartbeat; `heard_age`: seconds since the node last heard from us."""
 
     heard_age: float = 0.0
@@ -103,7 +103,7 @@ class LastOutput(Report):
 
 
 @dataclasses.dataclass(frozen=True)
-class Gone(Report):
+class AgentDead(Report):
     """A node's agent is certainly dead: nothing listens at its address any more."""
 
     reason: str

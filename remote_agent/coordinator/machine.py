@@ -50,7 +50,7 @@ def step(state: s.State, event: inputs.Input, now: float, wall_ns: int = 0) -> s
     turn = Turn(state, now, wall_ns)
     dropped = _notice_pause(turn)
     is_heard = getattr(event, "node", None) not in dropped or isinstance(
-        event, (inputs.Gone, inputs.GivenUp, inputs.Remove)
+        event, (inputs.AgentDead, inputs.GivenUp, inputs.Remove)
     )
     if is_heard and not _is_stale(state, event):
         HANDLERS[type(event)](turn, event)
@@ -188,7 +188,7 @@ def on_unfit(turn: Turn, event: inputs.Unfit) -> None:
     turn.set_node(event.node, connected=connected)
 
 
-def on_beat(turn: Turn, event: inputs.Beat) -> None:
+def on_heartbeat(turn: Turn, event: inputs.Heartbeat) -> None:
     turn.set_node(event.node, seen=turn.now, held=max(turn.node(event.node).held, turn.now - event.heard_age))
     if event.snapshots is not None:
         turn.set_node(event.node, snapshots=event.snapshots)
@@ -219,7 +219,7 @@ def on_last_output(turn: Turn, event: inputs.LastOutput) -> None:
         policy.report_last_output(turn, event)
 
 
-def on_gone(turn: Turn, event: inputs.Gone) -> None:
+def on_agent_dead(turn: Turn, event: inputs.AgentDead) -> None:
     node = turn.node(event.node)
     if turn.state.phase == s.ENDED:
         return
@@ -454,11 +454,11 @@ HANDLERS: dict[type, Callable[[Turn, Any], None]] = {
     inputs.Joined: on_joined,
     inputs.Ready: on_ready,
     inputs.Unfit: on_unfit,
-    inputs.Beat: on_beat,
+    inputs.Heartbeat: on_heartbeat,
     inputs.Pulses: hang_watch.on_pulses,
     inputs.NodeWarning: on_notice,
     inputs.LastOutput: on_last_output,
-    inputs.Gone: on_gone,
+    inputs.AgentDead: on_agent_dead,
     inputs.GivenUp: on_given_up,
     inputs.Prepared: on_prepared,
     inputs.Recorded: on_recorded,

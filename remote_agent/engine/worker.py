@@ -83,14 +83,14 @@ def report_begun(here: str) -> None:
     import errno
 
     try:
-        tell_engine(here, b"main")
+        notify_engine(here, b"main")
     except OSError as error:
         if error.errno in (errno.ENXIO, errno.ENOENT):
             os.kill(os.getpid(), SIGKILL)
         raise
 
 
-def tell_engine(here: str, what: bytes) -> None:
+def notify_engine(here: str, what: bytes) -> None:
     """Send a message with the rank and the time; raises OSError when no engine listens."""
     import time
 
@@ -279,14 +279,14 @@ class InitTimer:
         return self
 
     def __enter__(self) -> None:
-        quietly(tell_engine, self._here, b"init")
+        quietly(notify_engine, self._here, b"init")
         self._guard = self._counter.guard()
         self._guard.__enter__()
 
     def __exit__(self, *error: object) -> None:
         self._guard.__exit__(*error)
         if error[0] is None:
-            quietly(tell_engine, self._here, b"group")
+            quietly(notify_engine, self._here, b"group")
 
 
 def report_group(here: str) -> None:
@@ -301,7 +301,7 @@ def report_over_later(here: str, pid: int) -> None:
 
     def report() -> None:
         if os.getpid() == pid:
-            quietly(tell_engine, here, b"over")
+            quietly(notify_engine, here, b"over")
 
     atexit.register(report)
 

@@ -36,7 +36,7 @@ LINE_LIMIT = 1024 * 1024
 PATIENCE = 10.0
 
 # Whose lines: node, generation, rank, stream.
-Whose = tuple[str, int, int, str]
+LogKey = tuple[str, int, int, str]
 
 
 def begin_of(row: LogLine) -> bytes:
@@ -56,7 +56,7 @@ def _one_line(text: bytes) -> bytes:
 class LongLine:
     """A line over the limit: where it lies on its node, and how it begins."""
 
-    def __init__(self, whose: Whose, begin: int, data: bytes) -> None:
+    def __init__(self, whose: LogKey, begin: int, data: bytes) -> None:
         self.whose = whose
         self.end = begin + len(data)
         self.head = data[:CLIP]
@@ -71,7 +71,7 @@ class LongLine:
         return LogLine(*self.whose, 0, self._begin, 0, None, self.head, self.end - self._begin - len(self.head))
 
 
-Piece = LongLine | tuple[Whose, bytes]
+Piece = LongLine | tuple[LogKey, bytes]
 
 
 class WholeLines:
@@ -83,7 +83,7 @@ class WholeLines:
     def __init__(self, sieve: Sieve | None = None, *, overwrites: bool = False) -> None:
         self._sieve = sieve
         self._overwrites = overwrites
-        self._held: dict[Whose, bytes | LongLine] = {}
+        self._held: dict[LogKey, bytes | LongLine] = {}
         self._newest: dict[str, int] = {}
 
     def feed(self, chunk: Chunk) -> list[Piece]:
@@ -172,7 +172,7 @@ class Printer:
                     yield data
 
 
-def prefixed(whose: Whose, lines: bytes) -> bytes:
+def prefixed(whose: LogKey, lines: bytes) -> bytes:
     """Return whole lines as they are printed."""
     prefix = _prefix(whose[0], whose[2])
     return prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n"

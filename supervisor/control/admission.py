@@ -128,12 +128,12 @@ async def spread(hub: Hub) -> None:
         return
     pems = await authorities(hub)
 
-    async def tell(link: Link) -> None:
+    async def notify(link: Link) -> None:
         text = "".join(pem for each, pem in pems.items() if each not in _believed_by(link))
         answer: dict[str, Any] | None = await link.try_call("trust", {"ca": text}, timeout_s=TRUST_DEADLINE)
         link.learn(answer or {})
 
-    await asyncio.gather(*(tell(link) for link in links))
+    await asyncio.gather(*(notify(link) for link in links))
 
 
 def untold(hub: Hub, name: str) -> list[str]:

@@ -135,9 +135,9 @@ class Healer:
     def _spread(self) -> None:
         """Send nodes the authorities to trust, in parallel with the checks: a silent node must not delay those."""
         if self._spreading is None or self._spreading.done():
-            self._spreading = self._hub.own(self._tell(), "tell the nodes of each other")
+            self._spreading = self._hub.own(self._exchange(), "exchange the nodes' addresses")
 
-    async def _tell(self) -> None:
+    async def _exchange(self) -> None:
         await admission.spread(self._hub)
         await self._introduce()
 

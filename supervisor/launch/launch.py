@@ -156,7 +156,7 @@ class Launch:
             hub.notice(
                 f"{fold(finding.nodes)}: {finding.text}" + (f" ({finding.hint})" if finding.hint else ""), "warning"
             )
-        self._tell_of_left_files(hub, ready)
+        self._report_left_files(hub, ready)
         await self._assign(hub, ready)
         ready = [name for name in ready if name not in self._failures]
         self._check_enough(hub, ready)
@@ -165,7 +165,7 @@ class Launch:
             hub.notice(f"{failure}; the job starts without it", "warning", name)
             await self._end_agent(hub.links[name])
 
-    def _tell_of_left_files(self, hub: Hub, ready: list[str]) -> None:
+    def _report_left_files(self, hub: Hub, ready: list[str]) -> None:
         """Name what earlier runs have left in the work tree, before the script finds it."""
         nodes: dict[tuple[str, ...], list[str]] = {}
         for name in ready:
@@ -220,14 +220,14 @@ class Launch:
         if not order:
             return
         coordinator = order[0]
-        await asyncio.gather(*(self._tell(hub, name, coordinator, members) for name in order))
+        await asyncio.gather(*(self._notify(hub, name, coordinator, members) for name in order))
         if coordinator in self._failures:
             raise LaunchFailed(
                 f"job {spec.job} was not started: the connection to its coordinator {coordinator} was lost",
                 together(self._failures.values()),
             )
 
-    async def _tell(self, hub: Hub, name: str, coordinator: str, members: dict[str, dict[str, Any]]) -> None:
+    async def _notify(self, hub: Hub, name: str, coordinator: str, members: dict[str, dict[str, Any]]) -> None:
         try:
             absent = {name: f"{failure.step}: {failure.reason}" for name, failure in self._failures.items()}
             await bringup.assign(hub.links[name], FIRST_TERM, coordinator, members, absent)

@@ -84,7 +84,7 @@ class Agents:
                 if self.reach(head.name, name) and (not other.alive or other.joined != head.name):
                     head.linked.discard(name)
                     if not other.alive:
-                        head.feed(inputs.Gone(name, "its agent died"))
+                        head.feed(inputs.AgentDead(name, "its agent died"))
 
     def check(self) -> None:
         awake = [agent for name, agent in self.agents.items() if name not in self.frozen]

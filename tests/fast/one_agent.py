@@ -192,7 +192,7 @@ class Agent:
                 self.role, self.linked = None, set()
         if self.role is not None:
             self.view = member.heard(self.view, now)
-            self.feed(inputs.Beat(self.name))
+            self.feed(inputs.Heartbeat(self.name))
             self.feed(inputs.Tick())
             self.look_for_rivals()
             return
@@ -355,7 +355,7 @@ class Agent:
         if kind == "report":
             self.feed(args["event"])
         else:
-            self.feed(inputs.Beat(source, args["heard_age"]))
+            self.feed(inputs.Heartbeat(source, args["heard_age"]))
             self.world.send(self.name, source, "beaten", args)
 
     def hear_vote(self, source: str, kind: str, args: Mapping[str, Any]) -> None:

@@ -26,7 +26,7 @@ def doing(world: World) -> str:
 
 def trains(world: World) -> None:
     """The ranks print steps."""
-    world.feed(inputs.Beat("n1", stepped=True, moved=True))
+    world.feed(inputs.Heartbeat("n1", stepped=True, moved=True))
 
 
 def test_from_launch_to_success() -> None:

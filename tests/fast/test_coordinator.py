@@ -132,7 +132,7 @@ def play(world: World, kind: str, number: int) -> None:
         if queues:
             world.deliver(*queues[number % len(queues)])
     elif kind == "fail":
-        world.feed(inputs.Beat("n1", stepped=True))
+        world.feed(inputs.Heartbeat("n1", stepped=True))
         world.fail(number % 8)
     elif kind == "die":
         world.die(other)
@@ -177,7 +177,7 @@ def test_agents_that_leave_after_the_end_are_not_lost() -> None:
     world = World(spec(2))
     world.finish()
     world.settle()
-    world.feed(inputs.Gone("n2", "its agent died"))
+    world.feed(inputs.AgentDead("n2", "its agent died"))
     assert world.types()[-1] == "job_succeeded"
 
 
@@ -189,7 +189,7 @@ def test_a_takeover_names_lost_nodes_and_stops_what_still_runs() -> None:
     machines["n1"].connected, machines["n1"].running = False, None
     for name in ("n2", "n3"):
         machines[name].connected = False
-    world.feed(inputs.Gone("n1", "it coordinated the job, and is gone"))
+    world.feed(inputs.AgentDead("n1", "it coordinated the job, and is gone"))
     for name in ("n2", "n3"):
         world.join(name)
     world.settle()

@@ -132,7 +132,7 @@ ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
 
 
 def fail_on(world: World, rank: int, message: str = ECC) -> None:
-    world.feed(inputs.Beat("n1", stepped=True))
+    world.feed(inputs.Heartbeat("n1", stepped=True))
     world.fail(rank, message)
     world.settle()
 

@@ -64,7 +64,7 @@ class Training(Watched):
                 self.came[rank] += [int(self.now * 1e6)] * (self.newest[rank] - len(self.came[rank]))
             if STEP in doing.values():
                 for name in self.machines:
-                    self.feed(inputs.Beat(name, stepped=True, moved=True, warnings=self._losses(name)))
+                    self.feed(inputs.Heartbeat(name, stepped=True, moved=True, warnings=self._losses(name)))
             self.live(1)
 
     def _second(self, rank: int, what: str) -> None:

@@ -31,7 +31,7 @@ def test_where_the_machine_answers_it_is_the_agent_that_is_lost() -> None:
         world.machines["n3"].connected, world.machines["n3"].running = False, None
         before = len(world.types())
         for _ in range(2):
-            world.feed(inputs.Gone("n3", "gone", alone=alone))
+            world.feed(inputs.AgentDead("n3", "gone", alone=alone))
         assert [kind for kind in world.types()[before:] if kind.endswith("_lost")] == kinds
         world.settle()
         world.join("n3")

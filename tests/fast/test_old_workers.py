@@ -11,7 +11,7 @@ from tests.fast.world import World, spec
 
 def test_a_node_that_returns_with_workers_is_admitted_when_they_are_gone() -> None:
     world = World(spec(3, min_nodes=2))
-    world.feed(inputs.Gone("n3", "cut off"))
+    world.feed(inputs.AgentDead("n3", "cut off"))
     world.settle()
     assert (world.state.members, world.state.phase) == (("n1", "n2"), s.RUNNING)
     assert world.machines["n3"].running == 0

@@ -45,8 +45,8 @@ def test_each_phase_ends_with_the_last_rank_and_the_first_step_of_any() -> None:
     assert up.detail["imports"] == pytest.approx((104.8 - running) * 1000, abs=1)
     assert up.detail["process_group"] == pytest.approx(400, abs=1)
     world.now = 107.0
-    world.feed(inputs.Beat("n2", stepped=True, first_step_age=0.7))
-    world.feed(inputs.Beat("n1", stepped=True, first_step_age=0.1))
+    world.feed(inputs.Heartbeat("n2", stepped=True, first_step_age=0.7))
+    world.feed(inputs.Heartbeat("n1", stepped=True, first_step_age=0.1))
     assert world.last("first_step").detail == {"first_step": pytest.approx(1100, abs=1)}
     assert world.types().count("first_step") == world.types().count("process_group_up") == 1
 
@@ -55,7 +55,7 @@ def test_the_journal_and_the_status_have_the_phases_of_the_newest_start() -> Non
     world = restarted()
     for rank in range(4):
         grouped(world, rank, 0.1)
-    world.feed(inputs.Beat("n1", first_step_age=0.0))
+    world.feed(inputs.Heartbeat("n1", first_step_age=0.0))
     status = document(world.state, {}, "n1")
     names = ["detect", "stop", "rendezvous", "spawn", "main", "imports", "process_group", "first_step"]
     assert list(status["phases"]) == names
@@ -73,7 +73,7 @@ def test_what_ranks_do_not_show_is_left_out() -> None:
     world = restarted()
     grouped(world, 0, 0.1)
     world.now = 110.0
-    world.feed(inputs.Beat("n1", first_step_age=2.0))
+    world.feed(inputs.Heartbeat("n1", first_step_age=2.0))
     begun = world.state.marks["running"]
     assert world.last("first_step").detail == {"first_step": pytest.approx((108.0 - begun) * 1000, abs=1)}
     for rank in range(1, 4):
@@ -81,7 +81,7 @@ def test_what_ranks_do_not_show_is_left_out() -> None:
     assert "process_group_up" not in world.types(), "a step was made before"
     stopped = World(spec(1))
     stopped.feed(inputs.Restart("me"))
-    stopped.feed(inputs.Beat("n1", first_step_age=0.0))
+    stopped.feed(inputs.Heartbeat("n1", first_step_age=0.0))
     assert "first_step" not in stopped.types(), "it belongs to the group that is stopped"
 
 
@@ -96,7 +96,7 @@ def test_the_texts_name_what_was_reached() -> None:
     for rank in range(4):
         grouped(world, rank, 0.1)
     world.now += 1.0
-    world.feed(inputs.Beat("n1", first_step_age=0.0))
+    world.feed(inputs.Heartbeat("n1", first_step_age=0.0))
     total = sum(value for name, value in world.state.phases.items() if name != "detect") / 1000
     facts = dict(plan("restart", [], document(world.state, {}, "n1"), world.records()).facts)
     assert facts["Downtime"] == f"about {total:.1f} s (from 1 earlier restart)"

@@ -114,7 +114,7 @@ def have_all(world: World, *snapshots: dict[str, Any]) -> None:
     """All nodes have these, and have said so."""
     for machine in world.machines.values():
         machine.snapshots = list(snapshots)
-        world.feed(inputs.Beat(machine.name, snapshots=snapshots))
+        world.feed(inputs.Heartbeat(machine.name, snapshots=snapshots))
 
 
 def test_an_operator_goes_back_and_what_came_after_it_no_longer_counts() -> None:
@@ -155,8 +155,8 @@ def test_who_goes_forth_again_to_what_was_skipped_stays_there() -> None:
 
 def test_the_status_names_each_snapshot_once_with_the_nodes_that_have_it() -> None:
     world = job()
-    world.feed(inputs.Beat("n1", snapshots=(kept("a", 1, 20), kept("b", 2, 30))))
-    world.feed(inputs.Beat("n3", snapshots=(kept("b", 2, 30),)))
+    world.feed(inputs.Heartbeat("n1", snapshots=(kept("a", 1, 20), kept("b", 2, 30))))
+    world.feed(inputs.Heartbeat("n3", snapshots=(kept("b", 2, 30),)))
     shown = views.kept_snapshots(world.state)
     assert [(one["id"], one["nodes"], one["skipped"]) for one in shown] == [
         ("a", ["n1"], False), ("b", ["n1", "n3"], False)

@@ -84,7 +84,7 @@ class Story:
 
     def stepped(self, node: str) -> None:
         """A node's ranks report a step."""
-        self.world.feed(inputs.Beat(node, stepped=True))
+        self.world.feed(inputs.Heartbeat(node, stepped=True))
 
     def finish(self) -> None:
         self.world.finish()

@@ -144,7 +144,7 @@ class Slow(Watched):
     def run(self, seconds: int) -> None:
         for _ in range(seconds):
             for name in self.machines:
-                self.feed(inputs.Beat(name, stepped=True, moved=True))
+                self.feed(inputs.Heartbeat(name, stepped=True, moved=True))
             self.live(1)
 
 

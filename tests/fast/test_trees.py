@@ -120,7 +120,7 @@ def test_a_new_tree_that_fails_at_once_costs_no_job() -> None:
     made = world(max_restarts=2)
     made.fail(0)
     made.settle()
-    made.feed(inputs.Beat("n1", stepped=True))
+    made.feed(inputs.Heartbeat("n1", stepped=True))
     for name in made.machines:
         tell(made, name, OLD, NEW)
     change(made, NEW)
@@ -151,7 +151,7 @@ def test_a_tree_that_has_made_a_step_is_not_gone_back_from() -> None:
         tell(made, name, OLD, NEW)
     change(made, NEW)
     made.settle()
-    made.feed(inputs.Beat("n1", stepped=True))
+    made.feed(inputs.Heartbeat("n1", stepped=True))
     made.feed(inputs.Restart("me"))
     made.settle()
     made.fail(0)

@@ -17,8 +17,8 @@ NAN = "loss is nan, about step 120"
 def test_a_rank_is_warned_of_once_and_of_a_few_ranks() -> None:
     world = World(spec(2, nproc=8))
     for _ in range(3):
-        world.feed(inputs.Beat("n2", warnings={(9, "nan"): NAN}))
-    world.feed(inputs.Beat("n1", warnings={(rank, "nan"): NAN for rank in range(8)}))
+        world.feed(inputs.Heartbeat("n2", warnings={(9, "nan"): NAN}))
+    world.feed(inputs.Heartbeat("n1", warnings={(rank, "nan"): NAN for rank in range(8)}))
     reported = [event for event in world.events if event.type == "warning"]
     assert [event.rank for event in reported] == [9, *range(MAX_WARNINGS - 1)]
     assert (reported[0].node, reported[0].detail) == ("n2", {"kind": "nan", "message": NAN})

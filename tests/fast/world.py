@@ -103,7 +103,7 @@ class World:
         machine.connected, machine.running, machine.lives = False, None, machine.lives + 1
         self.orders[name].clear()
         self.reports[name].clear()
-        self.feed(inputs.Gone(name, "its agent died"))
+        self.feed(inputs.AgentDead(name, "its agent died"))
 
     def fail(
         self, rank: int, message: str = "ValueError: bad", signal: str | None = None, code: int | None = 1
@@ -140,7 +140,7 @@ class World:
             self.now = min(end, self.now + 1.0)
             for name, machine in self.machines.items():
                 if machine.connected:
-                    self.feed(inputs.Beat(name))
+                    self.feed(inputs.Heartbeat(name))
             self.feed(inputs.Tick())
 
     # Messages
