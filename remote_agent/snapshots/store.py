@@ -27,7 +27,7 @@ from typing import Any, Union
 from remote_agent.base.files import atomic_write
 from remote_agent.snapshots.rules import InPlace, Stamp, is_regular, slot_of, stamp_of
 from remote_agent.snapshots.scan import is_inside, matches
-from remote_agent.tree.manifest import File, Manifest, pack, unpack
+from remote_agent.tree.manifest import SHA256, File, Manifest, pack, unpack
 from remote_agent.wire import Problem
 
 PIECE = 1024 * 1024
@@ -38,7 +38,6 @@ RESERVED_SHARE = 0.1
 # ioctl FICLONE: the copy shares its blocks with the original until one of them is written to.
 _CLONE = 0x40049409
 _ID = re.compile(r"[0-9a-f]{12}")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 _ASIDE = re.compile(r"\.(.+)\.aside\d+")
 Stop = Callable[[], Union[bool, None]]
 
@@ -383,7 +382,7 @@ def read_kept(root: Path) -> dict[str, KeptSnapshot]:
 
 def content_at(root: Path, sha: str) -> Path:
     """Return where a content lies that is kept in a directory; raises Problem for an invalid name."""
-    if not _SHA256.fullmatch(sha):
+    if not SHA256.fullmatch(sha):
         raise Problem("bad_request", f"not the name of a content: {sha!r}")
     return root / "contents" / sha
 

@@ -70,11 +70,6 @@ def last_state(raw: bytes) -> bytes:
     return shown[shown.rfind(b"\r") + 1 :]
 
 
-def seen(raw: bytes) -> bytes:
-    """Return the visible characters of a line."""
-    return without_escapes(last_state(raw))
-
-
 def without_escapes(text: bytes) -> bytes:
     """Return a text of any number of lines without its escape codes."""
     return ESCAPES.sub(b"", text) if b"\x1b" in text else text

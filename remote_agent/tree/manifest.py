@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # 100,000 entries are about 15 MB of JSON; a larger tree is probably a data set.
 MAX_ENTRIES = 100_000
 MAX_TEXT = 64 * 1024 * 1024
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +147,7 @@ def _check(manifest: Manifest) -> None:
         if path in manifest.files or path in manifest.links:
             raise Problem("bad_manifest", f"path {path!r} is a directory and something else")
     for path, file in manifest.files.items():
-        if not _SHA256.fullmatch(file.sha256) or file.size < 0 or not 0 <= file.mode <= 0o777:
+        if not SHA256.fullmatch(file.sha256) or file.size < 0 or not 0 <= file.mode <= 0o777:
             raise Problem("bad_manifest", f"path {path!r} has a bad size, mode or hash")
     if any(not 0 <= mode <= 0o777 for mode in manifest.dirs.values()):
         raise Problem("bad_manifest", "a directory has a bad mode")

@@ -14,7 +14,6 @@ import dataclasses
 import errno
 import hashlib
 import os
-import re
 import secrets
 import shutil
 import stat
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.base.files import atomic_write, disk_full, free_bytes, try_lock
-from remote_agent.tree.manifest import File, Manifest, SyncPlan, SyncState, pack, stamp, unpack
+from remote_agent.tree.manifest import SHA256, File, Manifest, SyncPlan, SyncState, pack, stamp, unpack
 from remote_agent.wire import Problem
 
 if TYPE_CHECKING:
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 # Kept free on the disk for the job's first files.
 RESERVE = 16 * 1024 * 1024
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 READ_SIZE = 1024 * 1024
 # The contents of the kept versions, by hash.
 BLOBS = "versions/blobs"
@@ -382,7 +380,7 @@ class Versions:
     def digests(self) -> list[str]:
         """Return the digests of the versions."""
         try:
-            return sorted(name for name in os.listdir(self.root) if _DIGEST.fullmatch(name))
+            return sorted(name for name in os.listdir(self.root) if SHA256.fullmatch(name))
         except FileNotFoundError:
             return []
 
@@ -398,7 +396,7 @@ class Versions:
 
     def add(self, plan: SyncPlan, digest: str, manifest: Manifest) -> None:
         """Keep a version whose contents have arrived or are in the tree; raises Problem, OSError."""
-        if not _DIGEST.fullmatch(digest):
+        if not SHA256.fullmatch(digest):
             raise Problem("bad_name", f"not the name of a version: {digest!r}")
         self._blobs.mkdir(mode=0o700, parents=True, exist_ok=True)
         present = {sha: plan.root / path for path, sha in plan.present.items()}

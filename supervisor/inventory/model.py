@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 STANDBY = ("auto", "off")
 NPROC_WORDS = ("auto", "gpu", "cpu", "xpu")
+# Devices of other vendors, by their names in torch (its privateuse1 backend).
+OTHER_DEVICES = ("npu", "hpu", "mlu", "musa", "gcu", "privateuseone")
 OCCASIONS = ("failure", "hang", "recovery", "end")
 CHATS = ("slack", "discord", "mattermost")
 LOG_BOUND_LEAST = 16 * 1024 * 1024
@@ -209,10 +211,18 @@ def port_range(place: Place, key: str, value: Any) -> str:
     return f"{ports[0]}-{ports[-1]}"
 
 
+def read_nproc(text: str) -> str:
+    """Return auto, a kind of device or a number of 1 or more as text, otherwise ""; the node checks what it has."""
+    text = text.strip().lower()
+    if text.isdecimal():
+        return str(read_number(text) or "")
+    return text if text in (*NPROC_WORDS, *OTHER_DEVICES) else ""
+
+
 def nproc(place: Place, key: str, value: Any) -> str:
-    """Check for auto, gpu, cpu, xpu or a number of 1 or more; return it as text."""
-    if isinstance(value, str) and (value in NPROC_WORDS or (value.isdecimal() and read_number(value) > 0)):
-        return value
+    """Check for what `read_nproc` reads, or a positive number; return it as text."""
+    if isinstance(value, str) and (text := read_nproc(value)):
+        return text
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return str(value)
     words = ", ".join(NPROC_WORDS)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from remote_agent.text.names import count
 from remote_agent.wire import JOB_NAME, JobSpec, NodeSpec, Rendezvous
 from supervisor.errors import UsageError
-from supervisor.inventory.model import ENV_NAME
+from supervisor.inventory.model import ENV_NAME, NPROC_WORDS, read_nproc
 from supervisor.inventory.targets import TargetError, check_host
 from supervisor.link.view import LaunchPlan
 from supervisor.ssh import HostError
@@ -34,9 +34,6 @@ LETTERS = "0123456789abcdefghjkmnpqrstvwxyz"
 LONGEST_STEM = 40
 # How many files an error names if a tree differs.
 SHOWN = 3
-DEVICES = ("auto", "gpu", "cpu", "xpu")
-# Devices of other vendors, by their names in torch (its privateuse1 backend).
-OTHER_DEVICES = ("npu", "hpu", "mlu", "musa", "gcu", "privateuseone")
 
 
 @dataclass(frozen=True)
@@ -154,13 +151,11 @@ def make_job_name(script: str) -> str:
 
 
 def check_nproc(value: str, where: str) -> str:
-    """Return auto, a kind of device or a positive number as text; raises UsageError. The node checks what it has."""
-    text = value.strip().lower()
-    if text in (*DEVICES, *OTHER_DEVICES):
+    """Return auto, a kind of device or a positive number as text; raises UsageError."""
+    if text := read_nproc(value):
         return text
-    if text.isdecimal() and int(text) > 0:
-        return str(int(text))
-    raise UsageError(f"{where} {value!r}: must be {', '.join(DEVICES)}, another torch device such as npu, or a number")
+    words = ", ".join(NPROC_WORDS)
+    raise UsageError(f"{where} {value!r}: must be {words}, another torch device such as npu, or a number")
 
 
 def check_env(pairs: list[str]) -> dict[str, str]:

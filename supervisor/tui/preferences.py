@@ -9,9 +9,9 @@ import contextlib
 import dataclasses
 import json
 import os
-import re
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from remote_agent.wire import JOB_NAME
 from supervisor.logs.selection import ALL, LEVELS, RecordFilter
 from supervisor.paths import state_dir
 from supervisor.tui.logs import bookmarks
@@ -26,7 +26,6 @@ JOBS_KEPT: Final = 200
 MARKS_KEPT: Final = 4096
 LARGEST: Final = 256 * 1024
 T = TypeVar("T")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 @dataclasses.dataclass
@@ -63,7 +62,7 @@ def _toggle(marked: list[T], one: T) -> None:
 
 
 def _file(job: str) -> Path | None:
-    return state_dir() / "jobs" / f"{job}.json" if _NAME.fullmatch(job) else None
+    return state_dir() / "jobs" / f"{job}.json" if JOB_NAME.fullmatch(job) else None
 
 
 def recall(job: str) -> Preferences:

@@ -146,9 +146,6 @@ class Shell(Protocol):
     def open_place(self, place: LogPlace) -> None:
         """Show one line of a log."""
 
-    def open_incident(self, number: object = None) -> None:
-        """Show an incident by its id, or the newest one."""
-
     def open_event(self, index: Hashable) -> None:
         """Show what an event is about: the incident, or the log."""
 

@@ -244,9 +244,9 @@ def title_sequence(title: str, env: Mapping[str, str] = os.environ) -> str:
     return "" if env.get("TERM", "").startswith(_WITHOUT_TITLE) else f"{_ESC}]2;{clean(title)}\a"
 
 
-def keep_title_sequence(env: Mapping[str, str] = os.environ, *, back: bool = False) -> str:
+def keep_title_sequence(*, back: bool = False) -> str:
     """The sequence that keeps the terminal's title for later, or brings the kept one back."""
-    return "" if env.get("TERM", "").startswith(_WITHOUT_TITLE) else f"{_ESC}[{23 if back else 22};2t"
+    return "" if os.environ.get("TERM", "").startswith(_WITHOUT_TITLE) else f"{_ESC}[{23 if back else 22};2t"
 
 
 def notice_sequence(way: str, title: str, text: str, env: Mapping[str, str] = os.environ) -> str:

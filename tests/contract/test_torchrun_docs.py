@@ -31,7 +31,7 @@ def test_the_table_of_options_is_current() -> None:
     text = DOCUMENT.read_text()
     before, rest = text.split(BEGIN)
     found, after = rest.split(END)
-    if os.environ.get("SUPERVISOR_UPDATE_SNAPSHOTS"):
+    if os.environ.get("UPDATE_SNAPSHOTS"):
         DOCUMENT.write_text(f"{before}{BEGIN}{table()}{END}{after}")
         return
     assert found == table()

@@ -154,10 +154,10 @@ env = { NCCL_SOCKET_IFNAME = "eth0" }
 
 def test_a_host_wins_over_the_defaults(tmp_path: Path) -> None:
     text = '[job]\nnproc_per_node = 4\n[defaults]\nuser = "a"\nport = 1\n[[hosts]]\nname = "n1"\nuser = "b"\n'
-    text += '[[hosts]]\nname = "n2"\nnproc_per_node = "gpu"\nport = 2\nspare = true\n'
+    text += '[[hosts]]\nname = "n2"\nnproc_per_node = "npu"\nport = 2\nspare = true\n'
     first, second = _load(tmp_path, text).hosts
     assert (first.user, first.port, first.nproc_per_node, first.spare) == ("b", 1, "4", False)
-    assert (second.user, second.port, second.nproc_per_node, second.spare) == ("a", 2, "gpu", True)
+    assert (second.user, second.port, second.nproc_per_node, second.spare) == ("a", 2, "npu", True)
 
 
 def test_files_are_relative_to_the_inventory_wherever_we_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
