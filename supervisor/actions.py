@@ -227,7 +227,7 @@ ACTIONS: tuple[Action, ...] = (
         runner="hosts.run_check",
     ),
     Action(
-        "hosts.write", "hosts", "", "Hosts", "write a hosts.toml from a list, a hostfile or a Slurm allocation",
+        "hosts.write", "hosts", "", "Hosts", "write a hosts.toml from a list, a hostfile or an allocation",
         runner="hosts",
     ),
     Action("jobs.list", "jobs", "", "Jobs", "list the jobs on these hosts", runner="jobs"),

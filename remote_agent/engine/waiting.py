@@ -354,7 +354,10 @@ def fork_ranks(ranks: list[dict[str, Any]], wire: EnginePipe) -> Any:
         wire.send({"failed": "the ranks could not be forked", "packages": []})
         os._exit(1)
     wire.send({"pids": [int(begun[b"%d" % number]) for number in range(len(ranks))]})
-    os.write(let_begin, b"." * len(ranks))
+    try:
+        os.write(let_begin, b"." * len(ranks))
+    except BrokenPipeError:
+        pass  # the engine has ended all of them already
     os.close(let_begin)
     return None
 

@@ -402,11 +402,14 @@ def wait_for_orders(here: str) -> tuple[str, Any]:
     known = set(sys.modules)
     sys.path.insert(0, here)
     try:
-        waiting, loader = __import__(WAITING), __import__(PRELOAD)
-    finally:
-        sys.path.remove(here)
-        sys.path_importer_cache.pop(here, None)
-    there, stash = waiting.wait(here, known, loader)
+        try:
+            waiting, loader = __import__(WAITING), __import__(PRELOAD)
+        finally:
+            sys.path.remove(here)
+            sys.path_importer_cache.pop(here, None)
+        there, stash = waiting.wait(here, known, loader)
+    except BaseException:  # noqa: BLE001  Python would ignore it and run the script, in a process that is no rank
+        os._exit(1)
     return there, stash
 
 

@@ -348,6 +348,8 @@ def test_a_heartbeat_has_the_usage_of_node_and_ranks(tmp_path: Path) -> None:
                 ranks = [{"rank": 4, "local_rank": 0, "pid": worker.pid}]
                 member_loop.report("started", {"generation": 0, "ranks": ranks})
                 await until(lambda: b"LOCAL_RANK" in Path(f"/proc/{worker.pid}/environ").read_bytes())
+                # A process has the environment of its program a moment before it has memory of its own.
+                await until(lambda: "VmRSS" in Path(f"/proc/{worker.pid}/status").read_text())
                 for _ in range(2):
                     agent.context.vitals.measure(member_loop.workers())
                 reported = member_loop.facts()

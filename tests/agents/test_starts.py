@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from remote_agent.engine import boot_dir
 from tests.agents.engine_process import PROGRAM, SharedEngine
 from tests.agents.starts import RANKS, Shown, Starts, differences
 from tests.examples import nightly
@@ -93,6 +97,47 @@ def test_a_warm_start_shows_what_a_cold_one_shows(starts: Starts, kind: str) -> 
         # Two ranks, or two generations, never draw the same numbers.
         drawn = [document["drawn"][0] for document in (*before.documents, *after.documents)]
         assert len(set(drawn)) == 2 * RANKS
+
+
+# It adopts the ranks, so that it knows when they have ended.
+ENDED_AT_ONCE = """
+import ctypes, os, signal
+from remote_agent.engine.waiting import fork_ranks
+
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+
+class Engine:
+    descriptor = os.open(os.devnull, os.O_RDONLY)
+
+    def send(self, document):
+        for pid in document["pids"]:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+for _ in range(2):
+    assert fork_ranks([{}, {}], Engine()) is None
+print("waits")
+"""
+
+
+def test_ranks_that_are_ended_before_they_begin_leave_the_process_waiting() -> None:
+    """Another group may follow within milliseconds."""
+    done = subprocess.run(
+        [sys.executable, "-c", ENDED_AT_ONCE], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("waits\n", "", 0)
+
+
+def test_a_waiting_process_that_fails_never_runs_the_script(tmp_path: Path) -> None:
+    """Only a rank does: here the order is missing, as after any error that nobody has thought of."""
+    script = tmp_path / "train.py"
+    script.write_text("print('training')\n")
+    boot = boot_dir.waiting_directory(tmp_path)
+    env = dict(os.environ)
+    boot_dir.add_bootstrap(env, boot)
+    command = [sys.executable, "-X", "supervisor=job", "-u", str(script)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.returncode) == ("", 1)
 
 
 @pytest.mark.parametrize("version", PYTHONS)

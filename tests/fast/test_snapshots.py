@@ -276,7 +276,7 @@ def test_another_node_cannot_name_a_place_that_is_no_snapshot_of_this_job(tmp_pa
     with pytest.raises(Problem, match="or lies outside the work tree"):
         target.store.check_place(source.save("links/a.pt", torch_zip(), 1))
     head = {**script.head(), "path": "a.pt"}
-    with pytest.raises(Problem, match="not what its description says"):
+    with pytest.raises(Problem, match="does not match its description"):
         KeptSnapshot.read(head, pack(script.manifest))
 
 
