@@ -73,9 +73,9 @@ class Updates:
         events = asyncio.ensure_future(self._events(link))
         try:
             await asyncio.wait((watch, events), return_when=asyncio.FIRST_COMPLETED)
-            if self._hub.state in ENDED_STATES or not watch.done():
-                # The journal's last records may still be on their way.
-                await asyncio.wait((events,), timeout=SILENCE)
+            if not self._hub.ended and (self._hub.state in ENDED_STATES or not watch.done()):
+                # The journal's last records may still be on their way, or the one status of files without an agent.
+                await asyncio.wait((watch, events), timeout=SILENCE)
         finally:
             await cancel_all((watch, events))
         errors = [task.exception() for task in (watch, events) if not task.cancelled()]

@@ -137,5 +137,29 @@ def test_a_journal_whose_end_was_lost_with_its_coordinator_is_followed_as_it_wen
     assert rows.rows == lives.journal
 
 
+class FilesLink(SilentLink):
+    """A link to the files of a dead agent: one status, which takes a moment, and a journal that ends at once."""
+
+    async def stream(self, op: str, args: object = None) -> AsyncGenerator[Answer, None]:
+        if op == "watch":
+            await asyncio.sleep(0.05)
+            yield Answer({"status": {"state": "degraded"}})
+
+
+def test_a_status_that_comes_after_the_end_of_the_journal_is_taken() -> None:
+    """Without it nobody knows which agents the job needs, and none is restarted."""
+    hub: Any = Session(Inventory(Path("hosts.toml"), (), JobDefaults(workdir=Path())))
+    hub.opened_links = lambda: [FilesLink("n1", [], is_there=True)]
+
+    async def check() -> None:
+        following = asyncio.ensure_future(updates.Updates(hub).run())
+        await hub.wait_until(lambda: bool(hub.status), 10)
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+    asyncio.run(check())
+    assert hub.status == {"state": "degraded"}
+
+
 def test_a_status_of_a_host_that_is_gone_stands_for_less_than_ten_seconds() -> None:
     assert 2 * updates.SILENCE + updates.REST < 10
