@@ -64,6 +64,9 @@ SCREENS: Final = (
 # Screens to which no number leads.
 HOME: Final = "home"
 
+# Its key is in the footer while one pane hides the others.
+MAXIMIZE: Final = "pane.maximize"
+
 _LISTS = "map nodes ranks run"
 _PANES = "map nodes ranks run nccl"
 _TABLES = "map nodes ranks home"
@@ -157,6 +160,7 @@ KEYS: Final[tuple[KeyBinding, ...]] = (
     KeyBinding("metric", "m", "metric", "", "heat map metric: state, output, lag, gpu, mem, cpu", "map"),
     KeyBinding("pane", "tab", "pane(1)", "pane", "next pane", _PANES, 60),
     KeyBinding("pane.back", "shift+tab", "pane(-1)", "", "previous pane", _PANES),
+    KeyBinding(MAXIMIZE, "Z", "maximize", "maximize", "show only this pane, or all again", _PANES, palette=True),
     KeyBinding("log.follow", "f", "follow", "follow", "follow the end, or stop following", "logs", 10, palette=True),
     KeyBinding("log.find", "slash", "find", "find", "search this log for text or a pattern", "logs", 20),
     KeyBinding("log.next", "n", "hit(1)", "next", "next hit", "logs", 30),

@@ -82,8 +82,8 @@ async def settle(app: SupervisorApp, pilot: Pilot[int], turns: int = 5) -> str:
         app.tick()
         await pilot.pause(0.008)
         strips = strips_of(app)
-        if not strips:
-            # A screen that has just been pushed is laid out in its own time.
+        if len(strips) != app.size.height:
+            # A screen that has just been pushed or has another size is laid out in its own time.
             same = 0
             continue
         now = _text_of(app, strips)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 SMALLEST: Final = (60, 16)
 NO_TABLE: Final = "no table here: the heat map shows all ranks"
+NO_TABLE_ALONE: Final = "no table in this pane; esc shows all panes"
 
 
 def quit_label(snapshot: Snapshot, shell: Shell) -> str:
@@ -62,6 +63,8 @@ class LiveScreen(Screen[None], inherit_bindings=False):
     HAS_TABLES: ClassVar[bool] = False
     _filtered: LaidOut
     """The table that is being filtered."""
+    ALLOW_IN_MAXIMIZED_VIEW = "#alert, #bottom"
+    # An escape may be for the filter below the pane; `action_back` restores.
     ESCAPE_TO_MINIMIZE = False
 
     def __init_subclass__(cls, *, bind: Iterable[Binding] = (), **options: bool) -> None:
@@ -80,9 +83,10 @@ class LiveScreen(Screen[None], inherit_bindings=False):
         yield AlertBar("alert")
         with Vertical(id="body"):
             yield from self.body()
-        if self.HAS_TABLES:
-            yield Ask(self._filtered_table, id="filter")
-        yield KeyBar(self.NAME)
+        with Vertical(id="bottom"):
+            if self.HAS_TABLES:
+                yield Ask(self._filtered_table, id="filter")
+            yield KeyBar(self.NAME)
 
     def body(self) -> Iterable[Widget]:
         """The widgets between the bars."""
@@ -104,6 +108,7 @@ class LiveScreen(Screen[None], inherit_bindings=False):
         small = self.size.width < SMALLEST[0] or self.size.height < SMALLEST[1]
         self.set_class(small, "-small")
         if small:
+            self.maximized = None
             self.query_one(TooSmall).redraw()
             return
         shell = self.shell
@@ -115,6 +120,8 @@ class LiveScreen(Screen[None], inherit_bindings=False):
         )
         if changed:
             self.show(snapshot)
+            if self.maximized is not None and not self.maximized.display:
+                self.maximized = None
             self.query_one(KeyBar).show(
                 table=self.shell.key_table,
                 theme=self.shell.palette.name,
@@ -123,6 +130,7 @@ class LiveScreen(Screen[None], inherit_bindings=False):
                 quit_label=quit_label(snapshot, self.shell),
                 has_way_back=self.shell.has_way_back,
                 has_job=self.shell.has_job,
+                one_pane=self.maximized is not None,
             )
 
     def tick_paused(self, snapshot: Snapshot, age_s: float, changed: bool) -> None:
@@ -148,10 +156,13 @@ class LiveScreen(Screen[None], inherit_bindings=False):
         """Ask for a text; the table follows while it is typed."""
         table = self.table()
         if table is None:
-            self.shell.say(NO_TABLE)
+            self._say_no_table()
             return
         self._filtered = table
         self.query_one("#filter", Ask).ask("/", "a text; esc shows all", follow=table.filter_by, text=table.needle)
+
+    def _say_no_table(self) -> None:
+        self.shell.say(NO_TABLE if self.maximized is None else NO_TABLE_ALONE)
 
     def _filtered_table(self) -> Widget:
         return self._filtered
@@ -160,7 +171,7 @@ class LiveScreen(Screen[None], inherit_bindings=False):
         """Sort by the next column, or the other way round."""
         table = self.table()
         if table is None:
-            self.shell.say(NO_TABLE)
+            self._say_no_table()
         elif back:
             table.sort_back()
         else:
@@ -169,8 +180,11 @@ class LiveScreen(Screen[None], inherit_bindings=False):
     # --- keys that work everywhere
 
     def action_back(self) -> None:
-        """Go back."""
-        self.shell.back()
+        """Show all panes again, or go back."""
+        if self.maximized is not None:
+            self.action_maximize()
+        else:
+            self.shell.back()
 
     def action_logs(self) -> None:
         """Open the log of the selection."""
@@ -215,11 +229,25 @@ class LiveScreen(Screen[None], inherit_bindings=False):
 
     def action_pane(self, step: int) -> None:
         """Focus the next or previous pane; a detail pane only if it has more lines than fit."""
-        shown = (view for view in self.query(LineView) if view.can_focus and view.is_on_screen and view.size.height)
-        panes = [view for view in shown if not isinstance(view, DetailPane) or view.has_more]
+        panes = [view for view in self._panes() if not isinstance(view, DetailPane) or view.has_more]
         if panes:
             at = panes.index(self.focused) if self.focused in panes else -step
             self.set_focus(panes[(at + step) % len(panes)], scroll_visible=False)
+
+    def _panes(self) -> list[LineView]:
+        """The panes that are shown and can have the focus."""
+        return [view for view in self.query(LineView) if view.can_focus and view.is_on_screen and view.size.height]
+
+    def action_maximize(self) -> None:
+        """Show only the pane that has the focus, or all again."""
+        if self.maximized is not None:
+            self.maximized = None
+        elif self.focused is None or len(self._panes()) < 2:
+            self.shell.say("there is only one pane")
+        else:
+            self.maximize(self.focused)
+        # What a pane shows may depend on its height.
+        self.call_after_refresh(self.shell.look_again)
 
     def copied_text(self) -> str:
         """What `y` copies: the selected row of the focused list."""

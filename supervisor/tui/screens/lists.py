@@ -105,11 +105,12 @@ class RanksScreen(LiveScreen):
 
     def _show_detail(self, snapshot: Snapshot) -> None:
         rank = snapshot.rank(self.selection().rank or 0)
-        table, width, glyphs = self.query_one(RankTable), self.size.width - 1, self.shell.glyphs
-        room = self.size.height - 4 - table.line_count() - 2
+        table, detail = self.query_one(RankTable), self.query_one(DetailPane)
+        width, glyphs = self.size.width - 1, self.shell.glyphs
+        room = detail.body_height if detail.is_maximized else self.size.height - 4 - table.line_count() - 2
         lines = rank_lines(rank, self._past.series, width, room, glyphs) if rank is not None else []
         title = f"rank {rank.rank}" if rank is not None else ""
-        self.query_one(DetailPane).show_below(table, title, lines, self.size.height)
+        detail.show_below(table, title, lines, self.size.height)
 
     def selection(self) -> Target:
         """The selected rank."""

@@ -148,9 +148,7 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
             return
         rows = self.shell.event_rows
         at_end = picker.at_end or not (picker.has_focus or picker.scrolled)
-        layout = self._layout
-        glyphs, width = self.shell.glyphs, self.size.width // (2 if layout is not None and layout.abreast else 1)
-        picker.show(range(len(rows)), lambda index: event_row(rows[index], glyphs, width))
+        picker.show(range(len(rows)), lambda index: event_row(rows[index], self.shell.glyphs, picker.size.width))
         picker.note = ((f"{len(rows)}", "dim"),) if rows else ()
         if at_end and rows:
             picker.select(len(rows) - 1)

@@ -216,7 +216,8 @@ def _calm(snapshot: Snapshot, now_s: float) -> str:
     return clean("   ".join(parts))
 
 
-STAY = ("actions", "help", "detach", "quit", "abort")
+ALL_PANES = "all panes"
+STAY = ("actions", ALL_PANES, "help", "detach", "quit", "abort")
 
 
 class Bar(LineView, can_focus=False):
@@ -268,11 +269,15 @@ class KeyBar(Bar):
         quit_label: str,
         has_way_back: bool,
         has_job: bool,
+        one_pane: bool,
     ) -> None:
-        """Show screens and keys; `quit_label`: what q does now; `has_way_back`: esc leads anywhere."""
+        """Show screens and keys.
+
+        `quit_label`: what q does now; `has_way_back`: esc leads anywhere; `one_pane`: the others are hidden.
+        """
         self.rows = (
             self._screens(theme, read_only, marked, keys.SCREENS if has_job else ()),
-            self._keys(table, quit_label, has_way_back),
+            self._keys(table, quit_label, has_way_back, one_pane),
         )
         self.redraw()
 
@@ -292,9 +297,12 @@ class KeyBar(Bar):
             end.pop()
         return spread(spans, end, self.size.width, self.glyphs.more)
 
-    def _keys(self, table: Sequence[keys.KeyBinding], quit_label: str, has_way_back: bool) -> Row:
+    def _keys(self, table: Sequence[keys.KeyBinding], quit_label: str, has_way_back: bool, one_pane: bool) -> Row:
         pairs = [pair for pair in keys.footer(self.screen_name, table) if has_way_back or pair[1] != "back"]
         pairs = [(key, quit_label if label == "detach" else label) for key, label in pairs]
+        if one_pane:
+            key = next(keys.shown(key.keys.split(",")[0]) for key in table if key.id == keys.MAXIMIZE)
+            pairs = [(key, ALL_PANES) if pair[1] == "pane" else pair for pair in pairs]
         gap = 2 if self.size.width >= 80 else 1
         # Actions, help and the way out always stay; of the others the last ones give way first.
         for label in ("back", "palette", "pane", *(label for _, label in reversed(pairs[2:]))):
