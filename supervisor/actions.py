@@ -223,6 +223,10 @@ ACTIONS: tuple[Action, ...] = (
         scope="rank", op="shell",
     ),
     Action(
+        "node.forward", "", "F", "Forward port", "reach a port of the node: TensorBoard, Jupyter",
+        scope="rank", op="forward",
+    ),
+    Action(
         "hosts.check", "check", "", "Check", "check the hosts without launching, and show where they differ",
         runner="hosts.run_check",
     ),

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from supervisor.link.view import LaunchPlan
     from supervisor.logs.selection import Selection
     from supervisor.nccl import Fabric
+    from supervisor.ssh.forward import Forward
     from supervisor.ssh.wires import Terminal
 
 # Undoing a launch has deadlines of its own, which end before this one, seconds.
@@ -48,6 +49,15 @@ class Session(Hub):
     """One job: connected to, followed, and changed. Begin it with `async with`."""
 
     _launch_task: asyncio.Task[None] | None = None
+
+    @functools.cached_property
+    def _forwards(self) -> list[Forward]:
+        return []
+
+    @property
+    def forwards(self) -> list[Forward]:
+        """The forwarded ports that are open."""
+        return [forward for forward in self._forwards if forward.is_open]
 
     @functools.cached_property
     def _nccl(self) -> NcclReader:
@@ -86,6 +96,8 @@ class Session(Hub):
         if group is not None:
             known.note(self.inventory, [{"job": self.job, "world_size": group["detail"].get("world_size")}])
         await self.cancel_launch()
+        for forward in self.forwards:
+            await forward.close()
         await super().close()
 
     async def ready(self) -> None:
@@ -140,6 +152,15 @@ class Session(Hub):
         Raises RequestFailed, Unreachable, HostError.
         """
         await requests.open_shell(self, terminal, node, rank)
+
+    async def forward(self, node: str, port: int, local: int | None) -> Forward:
+        """Forward a port of this machine to a port of a node, until it or the session is closed.
+
+        Raises RequestFailed, Unreachable, HostError.
+        """
+        forward = await requests.forward_port(self, node, port, local)
+        self._forwards.append(forward)
+        return forward
 
     async def stacks(self, ranks: list[int] | None) -> dict[str, dict[str, Any]]:
         """Return the Python stacks of these ranks, or of all (see requests.collect_stacks)."""

@@ -293,6 +293,14 @@ class _Server:
             await asyncio.gather(*ends, return_exceptions=True)
 
 
+class _Login(asyncssh.SSHServer):
+    """A login with the demo's key."""
+
+    def connection_requested(self, dest_host: str, dest_port: int, orig_host: str, orig_port: int) -> bool:
+        """Forward ports, as sshd does."""
+        return True
+
+
 async def _answer(process: asyncssh.SSHServerProcess[bytes], child: asyncio.subprocess.Process) -> None:
     """Copy bytes in both directions until the command closes its outputs, then send its exit code."""
     if child.stdin is None or child.stdout is None or child.stderr is None:
@@ -375,6 +383,7 @@ async def demo_hosts(count: int, root: Path) -> AsyncIterator[DemoHosts]:
                 0,
                 server_host_keys=[host_key],
                 authorized_client_keys=authorized,
+                server_factory=_Login,
                 process_factory=server.serve,
                 encoding=None,
             )

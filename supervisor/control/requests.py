@@ -19,10 +19,12 @@ from remote_agent.wire.events import ENDED_STATES
 from supervisor.control import admission, heal, promotion, resync
 from supervisor.control.replies import Entry, all_messages, entry, failed_entry
 from supervisor.errors import RequestFailed, SupervisorError, Unreachable, why
+from supervisor.ssh.forward import Forward
 
 if TYPE_CHECKING:
     from supervisor.link.host_link import Link
     from supervisor.link.hub import Hub
+    from supervisor.ssh.forward import Reader, Writer
     from supervisor.ssh.wires import Terminal
 
 # How long a node that is up may take to join the coordinator, seconds.
@@ -45,8 +47,7 @@ AskNode = Callable[["Link", "dict[str, int]"], Awaitable["dict[str, Entry]"]]
 
 async def request(hub: Hub, verb: str, args: Args) -> Reply:
     """Carry out one verb; raises RequestFailed, Unreachable, HostError."""
-    if hub.read_only:
-        raise RequestFailed(f"{verb} refused: this supervisor is read-only", "leave --read-only out", "read_only")
+    _refuse_read_only(hub, verb)
     if hub.follows:
         # The job may have reached the requested state already.
         await hub.heard()
@@ -353,13 +354,37 @@ def _live_ranks(status: Mapping[str, Any], ranks: list[int] | None) -> dict[str,
 
 async def open_shell(hub: Hub, terminal: Terminal, node: str, rank: int | None) -> None:
     """Run a shell where a rank of a node runs, on this terminal; raises RequestFailed, Unreachable, HostError."""
-    if hub.read_only:
-        raise RequestFailed("shell refused: this supervisor is read-only", "leave --read-only out", "read_only")
-    link = hub.links.get(node)
-    if link is None or not link.opened:
-        raise Unreachable(f"no connection to {node}")
+    _refuse_read_only(hub, "shell")
+    link = _link_to(hub, node)
     ranks = [one for each in hub.status.get("nodes", ()) if each["name"] == node for one in each.get("ranks", ())]
     pids = {one["rank"]: one.get("pid") for one in ranks}
     chosen = min(pids, default=0) if rank is None else rank
     words = ("--job", hub.job, "--rank", str(chosen), "--pid", str(pids.get(chosen) or 0))
     await link.node.run_on(terminal, hub.agent, "shell", *words)
+
+
+async def forward_port(hub: Hub, node: str, port: int, local: int | None) -> Forward:
+    """Forward a port of this machine to a port of a node (see Forward.open), over whatever connection there is then.
+
+    Raises RequestFailed, Unreachable, HostError.
+    """
+    _refuse_read_only(hub, "forward")
+
+    async def connect() -> tuple[Reader, Writer]:
+        return await _link_to(hub, node).node.open_port(port)
+
+    forward = Forward(node, port, connect)
+    await forward.open(local)
+    return forward
+
+
+def _refuse_read_only(hub: Hub, verb: str) -> None:
+    if hub.read_only:
+        raise RequestFailed(f"{verb} refused: this supervisor is read-only", "leave --read-only out", "read_only")
+
+
+def _link_to(hub: Hub, node: str) -> Link:
+    link = hub.links.get(node)
+    if link is None or not link.opened:
+        raise Unreachable(f"no connection to {node}")
+    return link

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from remote_agent.diagnose.incidents import incidents_in
 from remote_agent.wire.events import ENDED_STATES
@@ -63,6 +63,7 @@ class Player:
         self.job = recording.job
         self.hosts = {host.name: host for host in recording.hosts}
         self.notices: list[Notice] = []
+        self.forwards = ()
         self.launching = False
         self.failure: SupervisorError | None = None
         self.speed = speed
@@ -196,6 +197,10 @@ class Player:
     async def shell(self, _terminal: Any, _node: str, _rank: int | None) -> None:
         """Raise RequestFailed: a recording has no nodes."""
         await self.request("shell")
+
+    async def forward(self, _node: str, _port: int, _local: int | None) -> NoReturn:
+        """Raise RequestFailed: a recording has no nodes."""
+        raise RequestFailed("forward: this is a recording", "attach to the job itself")
 
     async def stacks(self, _ranks: list[int] | None) -> Json:
         """Raise RequestFailed: no rank of a recording is alive."""

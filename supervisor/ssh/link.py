@@ -17,7 +17,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.wire import CallFailed, WireError
-from supervisor.errors import HostError, why
+from supervisor.errors import HostError, RequestFailed, why
 from supervisor.ssh import boot, reasons, srun
 from supervisor.ssh.answers import HostChannel, MalformedAnswer
 from supervisor.ssh.dial import dial, hang_up
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from supervisor.inventory import Host
     from supervisor.ssh.agent_file import AgentFile
+    from supervisor.ssh.forward import Reader, Writer
 
     Progress = Callable[[str, str], None]
 
@@ -99,6 +100,27 @@ class NodeLink:
                 await terminal.run(["sh", "-c", command])
         except (asyncssh.Error, OSError, asyncio.TimeoutError) as error:
             raise HostError(self.host.name, words[0], why(error)) from error
+
+    async def open_port(self, port: int) -> tuple[Reader, Writer]:
+        """Connect to a port of the node, as a program on it would.
+
+        Raises ConnectionRefusedError if nothing listens there, RequestFailed, HostError.
+        """
+        name = self.host.name
+        if isinstance(self._wire, SrunWire):
+            hint = f"a program that listens on all addresses of the node is at http://{self.host.ssh}:{port}"
+            raise RequestFailed(f"{name} is reached through srun, which cannot forward ports", hint)
+        if not isinstance(self._wire, SshWire):
+            raise RequestFailed(f"{name} is this machine: open http://localhost:{port}")
+        try:
+            return await self._wire.open_port(port)
+        except asyncssh.ChannelOpenError as error:
+            if error.code == asyncssh.OPEN_CONNECT_FAILED:
+                raise ConnectionRefusedError(error.reason) from error
+            hint = "AllowTcpForwarding and PermitOpen in its sshd_config must allow it"
+            raise RequestFailed(f"the SSH server of {name} does not forward ports: {error.reason}", hint) from error
+        except (asyncssh.Error, OSError, asyncio.TimeoutError) as error:
+            raise HostError(name, "forward", why(error)) from error
 
     async def close(self) -> None:
         """End the connection; agents and jobs on the node are unaffected."""

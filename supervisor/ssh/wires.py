@@ -159,6 +159,11 @@ class SshWire:
         finally:
             program.close()
 
+    async def open_port(self, port: int) -> tuple[asyncssh.SSHReader[bytes], asyncssh.SSHWriter[bytes]]:
+        """Connect to a port of the node, over this connection; raises asyncssh.Error, OSError, asyncio.TimeoutError."""
+        opening = self._connection.open_connection("localhost", port)
+        return await asyncio.wait_for(opening, OPEN_DEADLINE_S)
+
     async def wait_exit(self) -> int | None:
         """Return the exit code, None when there is none, negative for a signal."""
         await self._process.wait_closed()

@@ -139,6 +139,7 @@ KEYS: Final[tuple[KeyBinding, ...]] = (
     KeyBinding("act", "x", "act", "actions", "actions on the selection and on the job", "job", 50, palette=True),
     KeyBinding("sync", "R", "sync", "", "sync edited files and restart, or roll back", "job"),
     KeyBinding("shell", "B", "shell", "", "shell on the node, in the rank's work tree and environment", "job"),
+    KeyBinding("forward", "F", "forward", "", "reach a port of the node: TensorBoard, Jupyter", "job"),
     KeyBinding("mark", "space", "mark", "mark", "mark or unmark; actions apply to the marked", "map nodes ranks"),
     KeyBinding("mark.failed", "asterisk", "mark_failed", "", "mark all that failed or were lost", "map nodes ranks"),
     KeyBinding("mark.none", "U", "unmark", "unmark all", "remove all marks", "map nodes ranks", palette=True),

@@ -53,6 +53,33 @@ class HostConnection(Protocol):
         """When each step began, by time.monotonic(); of a recording nothing."""
 
 
+class Forward(Protocol):
+    """A port of this machine that leads to a port of a node."""
+
+    @property
+    def node(self) -> str:
+        """The node."""
+
+    @property
+    def port(self) -> int:
+        """The node's port."""
+
+    @property
+    def local(self) -> int:
+        """This machine's port."""
+
+    @property
+    def url(self) -> str:
+        """Where a browser of this machine finds it."""
+
+    @property
+    def is_answered(self) -> bool:
+        """A program listened on the node's port when the forward began."""
+
+    async def close(self) -> None:
+        """End it."""
+
+
 class Source(Protocol):
     """One job."""
 
@@ -100,6 +127,13 @@ class Source(Protocol):
 
     async def shell(self, terminal: Terminal, node: str, rank: int | None) -> None:
         """Run a shell on a node where a rank runs, on the operator's terminal, until it ends; raises as `request`."""
+
+    @property
+    def forwards(self) -> Sequence[Forward]:
+        """The open ones."""
+
+    async def forward(self, node: str, port: int, local: int | None) -> Forward:
+        """Forward a port to a node's; None: one of the same number, otherwise any free one. Raises as `request`."""
 
     async def stacks(self, ranks: list[int] | None) -> Json:
         """Return the Python stacks of these ranks, or of all, and the reasons for missing ones; raises as `request`."""

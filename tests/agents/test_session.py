@@ -136,6 +136,11 @@ async def a_shell_is_where_the_rank_is(session: Session, made: Hosts) -> None:
     assert b"rank 5 has ended" in gone.seen
     with pytest.raises(Unreachable, match="no connection to n9"):
         await session.shell(gone, "n9", None)
+    with pytest.raises(RequestFailed, match="n2 is this machine: open http://localhost:6006"):
+        await session.forward("n2", 6006, None)
+    with pytest.raises(Unreachable, match="no connection to n9"):
+        await session.forward("n9", 6006, None)
+    assert session.forwards == []
 
 
 async def a_lost_agent_is_started_again_while_somebody_controls(session: Session, made: Hosts) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 
 import pytest
 
 from supervisor.inventory import load
 from supervisor.ssh import AgentFile, HostError, NodeLink, connect, connect_all
+from supervisor.ssh.forward import Forward
 from tests.cluster import Cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("ssh_home")]
@@ -38,6 +41,41 @@ def test_hosts_come_up_and_come_up_again(cluster: Cluster, agent: AgentFile) -> 
     asyncio.run(body())
     for host in hosts:
         _await_quiet(cluster, host.name)
+
+
+LISTENS = """
+import socket
+server = socket.create_server(("127.0.0.1", 6006))
+print("ready", flush=True)
+connection, _ = server.accept()
+connection.sendall(connection.recv(64)[::-1])
+"""
+
+
+def test_a_port_of_a_host_is_forwarded(cluster: Cluster, agent: AgentFile) -> None:
+    host = load(cluster.inventory()).hosts[0]
+
+    async def body() -> None:
+        link = await connect(host, agent=agent, deadline_s=60)
+        with pytest.raises(ConnectionRefusedError):
+            await link.open_port(6006)
+        forward = Forward(host.name, 6006, lambda: link.open_port(6006))
+        await forward.open(None)
+        with cluster.popen(host.name, [sys.executable, "-c", LISTENS], stdout=subprocess.PIPE) as program:
+            assert program.stdout is not None
+            try:
+                assert await asyncio.to_thread(program.stdout.readline) == b"ready\n"
+                reader, writer = await asyncio.open_connection("127.0.0.1", forward.local)
+                writer.write(b"abc")
+                assert await asyncio.wait_for(reader.read(), 60) == b"cba"
+                writer.close()
+            finally:
+                program.kill()
+        await forward.close()
+        await link.close()
+
+    asyncio.run(body())
+    _await_quiet(cluster, host.name)
 
 
 def test_a_dead_link_is_closed_in_bounded_time(cluster: Cluster, agent: AgentFile) -> None:

@@ -28,6 +28,7 @@ from supervisor.logs.merge import Ends, Page
 from supervisor.logs.rows import Clocks, LogLine
 from supervisor.logs.selection import Selection
 from supervisor.nccl import Fabric
+from supervisor.ssh.forward import Forward
 from supervisor.tui.logs.row import level_of
 
 DATA = Path(__file__).parent / "data"
@@ -63,6 +64,9 @@ class RecordedSession:
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.refusal: RequestFailed | None = None
         self.answer: dict[str, Any] | None = None
+        self.forwarded: list[Forward] = []
+        self.listening = {6006}
+        """The ports of the nodes on which a program listens."""
         self.python_stacks: dict[str, str] = {}
         self.log_calls = 0
         self.latency_s = 0.0
@@ -105,6 +109,21 @@ class RecordedSession:
         """Run a program on the terminal, as if it were the node's."""
         self.requests.append(("shell", {"node": node, "rank": rank}))
         await terminal.run(["true"])
+
+    async def forward(self, node: str, port: int, local: int | None) -> Forward:
+        """Forward a port, as far as the screen sees it."""
+        self.requests.append(("forward", {"node": node, "port": port, "local": local}))
+        if self.refusal is not None:
+            raise self.refusal
+        forward = Forward(node, port, connect=asyncio.Event().wait)  # type: ignore[arg-type]
+        forward.local, forward.is_answered, forward.is_open = local or port + 1000, port in self.listening, True
+        self.forwarded.append(forward)
+        return forward
+
+    @property
+    def forwards(self) -> list[Forward]:
+        """Those that are open."""
+        return [forward for forward in self.forwarded if forward.is_open]
 
     async def series(self, kinds: Sequence[str], ids: Sequence[int] | None, seconds: float, points: int) -> Series:
         """The history of the recording."""

@@ -12,6 +12,7 @@ import pytest
 from supervisor.errors import RequestFailed
 from supervisor.tui.dialogs import base
 from supervisor.tui.dialogs.actions import ActionDialogs, changes, offered
+from supervisor.tui.dialogs.ports import read_ports
 from supervisor.tui.shell import Target
 from tests.screens import recorded
 from tests.screens.screens import compare, press, running, settle, text_of, type_key, until
@@ -421,3 +422,60 @@ def test_cordon_and_uncordon_offer_the_nodes_that_they_fit() -> None:
             assert session.requests == [("cordon", {"node": "n1"}), ("uncordon", {"node": "n2"})]
 
     asyncio.run(scenario())
+
+
+def test_a_port_is_forwarded_listed_copied_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        session = recorded.load("running_2x2")
+        async with running(session, (120, 30)) as (app, pilot):
+            copied: list[str] = []
+            monkeypatch.setattr(app, "copy", copied.append)
+            text = await press(app, pilot, "3", "G", "F")
+            assert "forward a port of n2" in text
+            assert "enter opens it  esc closes" in text
+            text = await press(app, pilot, "enter")
+            assert session.requests == [("forward", {"node": "n2", "port": 6006, "local": None})]
+            assert "http://127.0.0.1:7006 leads to port 6006 of n2" in text
+            assert "Nothing listens" not in text
+            # The field is replaced by what is typed, and says what it does not take.
+            text = await press(app, pilot, "F", *"0", "enter")
+            assert "a port is a number from 1 to 65535" in text
+            text = await press(app, pilot, "backspace", *"9000:8888", "enter")
+            assert session.requests[1:] == [("forward", {"node": "n2", "port": 8888, "local": 9000})]
+            assert "Nothing listens there yet" in text
+            text = await press(app, pilot, "2", "g", "F")
+            assert text.count(" leads to port ") >= 2
+            await press(app, pilot, "y", "escape")
+            assert copied == ["http://127.0.0.1:9000"]
+            # The same port of another node is another forward; of this node it ends.
+            assert [one.port for one in session.forwards] == [6006, 8888]
+            text = await press(app, pilot, "G", "F", "enter")
+            assert "no longer leads to port 6006 of n2" in text
+            assert [one.port for one in session.forwards] == [8888]
+
+    asyncio.run(scenario())
+
+
+def test_why_a_port_is_not_forwarded_is_said() -> None:
+    async def scenario() -> None:
+        session = recorded.load("running_2x2")
+        session.refusal = RequestFailed("n1 is this machine: open http://localhost:6006")
+        async with running(session) as (app, pilot):
+            text = await press(app, pilot, "2", "g", "F", "enter")
+            assert "n1 is this machine: open http://localhost:6006" in text
+            assert session.forwards == []
+            # Of a whole job of several nodes, none is meant.
+            text = await press(app, pilot, "5", "F")
+            assert "Forward port: select a node or a rank" in text
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("text", ["", ":", "6006:", ":6006", "0", "65536", "6006:0", "1:2:3"])
+def test_what_is_no_port_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        read_ports(text)
+
+
+def test_a_port_and_a_pair_of_ports_are_read() -> None:
+    assert (read_ports("6006"), read_ports("1:65535")) == ((None, 6006), (1, 65535))

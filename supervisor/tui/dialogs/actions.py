@@ -18,6 +18,7 @@ from supervisor.actions import ACTIONS, Action
 from supervisor.errors import SupervisorError, why
 from supervisor.tui import times
 from supervisor.tui.dialogs.base import ButtonDialog, Confirm, ConfirmTyped, DialogButton, Menu, MenuItem, TextDialog
+from supervisor.tui.dialogs.ports import PortDialog, Ports
 from supervisor.tui.shell import Target
 from supervisor.wording import values
 from supervisor.wording.events import tree_change
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from supervisor.tui.model import NodeRow
-    from supervisor.tui.shell import Shell
+    from supervisor.tui.shell import Level, Shell
     from supervisor.tui.source import Source
     from supervisor.tui.terminal import Lent
 
@@ -62,7 +63,7 @@ def offered() -> list[Action]:
 
 def changes(action: Action) -> bool:
     """Whether it changes the job or acts on the nodes; refused with --read-only."""
-    return action.destructive or action.op in ("keep", "shell")
+    return action.destructive or action.op in ("keep", "shell", "forward")
 
 
 def _named(action: Action, names: Sequence[str]) -> str:
@@ -152,6 +153,8 @@ class ActionDialogs:
             self._choose_snapshot(action)
         elif action.op == "shell":
             self._open_shell(action, target)
+        elif action.op == "forward":
+            self._ask_port(action, target)
         elif action.scope == "rank":
             self._begin_on_ranks(action, target)
         elif action.scope != "node":
@@ -162,11 +165,8 @@ class ActionDialogs:
             self._choose_node(action)
 
     def _open_shell(self, action: Action, target: Target) -> None:
-        rows = self._shell.snapshot.nodes
-        # Of a whole job that has one node, that is meant.
-        node = target.node or (rows[0].name if len(rows) == 1 else None)
+        node = self._one_node(action, target)
         if node is None:
-            self._warn(f"{action.label}: select a node or a rank")
             return
 
         async def use(terminal: Lent) -> None:
@@ -181,6 +181,46 @@ class ActionDialogs:
                 self._refused(action.label, error)
 
         self._shell.run_worker(run, exit_on_error=False, exclusive=True, group="shell")
+
+    def _one_node(self, action: Action, target: Target) -> str | None:
+        """The selected node; otherwise a notice, and None."""
+        rows = self._shell.snapshot.nodes
+        # Of a whole job that has one node, that is meant.
+        node = target.node or (rows[0].name if len(rows) == 1 else None)
+        if node is None:
+            self._warn(f"{action.label}: select a node or a rank")
+        return node
+
+    def _ask_port(self, action: Action, target: Target) -> None:
+        node = self._one_node(action, target)
+        if node is None:
+            return
+
+        def asked(ports: Ports | None) -> None:
+            if ports is not None:
+                work = self._forward(action, node, ports)
+                self._shell.run_worker(work, exit_on_error=False, group="forward")
+
+        self._shell.push_screen(PortDialog(node, self._shell.source.forwards), asked)
+
+    async def _forward(self, action: Action, node: str, ports: Ports) -> None:
+        """Open a forwarded port; end it if it is open."""
+        source, say = self._shell.source, self._shell.say
+        for one in source.forwards:
+            if (one.node, one.port) == (node, ports.node) and ports.here in (None, one.local):
+                await one.close()
+                say(f"{one.url} no longer leads to port {one.port} of {node}", title=action.label)
+                return
+        try:
+            forward = await source.forward(node, ports.node, ports.here)
+        except PROBLEMS as error:
+            self._refused(action.label, error)
+            return
+        text = f"{forward.url} leads to port {forward.port} of {node}"
+        if not forward.is_answered:
+            text += "\nNothing listens there yet. Start a program on the node; the port stays open."
+        level: Level = "information" if forward.is_answered else "warning"
+        say(f"{text}\nF lists it; y there copies the address.", title=action.label, level=level, seconds=15)
 
     def _choose_node(self, action: Action) -> None:
         if not self._candidates(action):

@@ -202,6 +202,10 @@ class LiveScreen(Screen[None], inherit_bindings=False):
         """Open a shell on the node of the selection."""
         ActionDialogs(self.shell).begin(BY_ID["rank.shell"], self.selection())
 
+    def action_forward(self) -> None:
+        """Ask which port of the node of the selection to forward."""
+        ActionDialogs(self.shell).begin(BY_ID["node.forward"], self.selection())
+
     def action_mark(self) -> None:
         """Mark the selected node or rank, or remove its mark."""
         target = self.selection()
