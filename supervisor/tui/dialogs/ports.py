@@ -67,7 +67,7 @@ class PortDialog(Dialog[Ports]):
     def content(self) -> Iterable[Widget]:
         """The forwarded ports, and a field."""
         yield Static(id="facts", markup=False)
-        yield Static("", id="ask", markup=False)
+        yield Static(id="ask", markup=False)
         field = PortField(str(TENSORBOARD), id="typed", compact=True, restrict=ALLOWED, max_length=11)
         field.cursor_blink = False
         yield field
@@ -91,6 +91,7 @@ class PortDialog(Dialog[Ports]):
 
     def _say(self, text: str) -> None:
         asked = self.query_one("#ask", Static)
+        asked.styles.margin = (int(bool(self._forwards)), 0, 0, 0)
         asked.styles.height = text.count("\n") + 1
         asked.update(text)
 
