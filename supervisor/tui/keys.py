@@ -401,7 +401,7 @@ def _read_entry(name: str, value: Any, where: str) -> str:
         value if isinstance(value, list) else value.split(",") if isinstance(value, str) and value != "," else [value]
     )
     if not words or not all(isinstance(word, str) and word.strip() for word in words):
-        raise UsageError(f'{where}: {name} must be a key such as "F" or "ctrl+o,f2", not {value!r}')
+        raise UsageError(f'{where}: {name} must be a key such as "X" or "ctrl+o,f2", not {value!r}')
     return ",".join(_key_name(word.strip(), where) for word in words)
 
 

@@ -150,9 +150,9 @@ def test_keys_are_changed_where_they_act_and_where_they_are_shown(tmp_path: Path
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[keys]\n'log.folow' = 'F'\n", "config.toml:2: no key has the id 'log.folow'"),
+        ("[keys]\n'log.folow' = 'X'\n", "config.toml:2: no key has the id 'log.folow'"),
         (
-            "[keys]\nact = 'F'\n'log.follow' = 'T'\n",
+            "[keys]\nact = 'X'\n'log.follow' = 'T'\n",
             "config.toml:3: log.follow: 'T' is theme's key on the screen 'logs'",
         ),
         ("[keys]\nact = 'j'\n", "config.toml:2: act: 'j' is move's key"),
