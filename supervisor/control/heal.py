@@ -40,6 +40,11 @@ OUT = ("removed", "failed", "draining")
 # How long before a link without an agent looks for one again, seconds.
 LOOK_AGAIN = 5.0
 REOPEN_DEADLINE = 20.0
+# How long an agent may take to hear that its node was removed, and between two requests that it end, seconds.
+LEAVE_DEADLINE = 8.0
+LEAVE_PAUSE = 0.3
+# How long a request waits for agents that are restarted for it, seconds.
+REVIVE_DEADLINE = 15.0
 
 
 async def bring_up_again(hub: Hub, name: str, *, full: bool, issuer: admission.Issuer | None = None) -> dict[str, Any]:
@@ -57,8 +62,7 @@ async def bring_up_again(hub: Hub, name: str, *, full: bool, issuer: admission.I
         leaving = await _is_leaving(hub, link)
         if leaving or not (link.opened and link.view.live):
             if leaving:
-                # Out of the job, it would end by itself once nobody is connected to it; another one takes its place.
-                await link.try_call("exit", timeout_s=IDENTITY_DEADLINE)
+                await _end_leaving(hub, link)
             await _start(hub, link, spec, issuer or admission.Issuer(hub, spec.job), full=full, replaces=leaving)
         elif resynced:
             await resync.ensure(hub, link, spec)
@@ -84,6 +88,18 @@ async def _start(hub: Hub, link: Link, spec: JobSpec, issuer: admission.Issuer, 
     pems = "".join(believed.values())
     material = bringup.Material(spec, authority, pems, read=read, kept=resynced, replaces=replaces)
     await bringup.start_on(hub, name, material)
+
+
+async def _end_leaving(hub: Hub, link: Link) -> None:
+    """Ask an agent that is out of the job to end, so that another one takes its place.
+
+    One that was stopped or cut off when its node was removed refuses until it has heard of that.
+    """
+    end = time.monotonic() + LEAVE_DEADLINE
+    while link.opened and link.view.live and time.monotonic() < end:
+        if await link.try_call("exit", timeout_s=IDENTITY_DEADLINE) is not None:
+            return
+        await hub.wait_change(LEAVE_PAUSE)
 
 
 async def _is_leaving(hub: Hub, link: Link) -> bool:
@@ -131,6 +147,19 @@ class Healer:
                 self._look_again()
             except (SupervisorError, HostError, CallFailed, WireError, asyncio.TimeoutError) as error:
                 hub.notice(f"healing: {error}", "warning")
+
+    async def revive(self) -> None:
+        """Restart the agents that have died, once, for a request of somebody who is not attached; wait for them."""
+        self._restart_lost()
+        if self._restarting:
+            await asyncio.wait(self._restarting.values(), timeout=REVIVE_DEADLINE)
+            await self._exchange()
+            await promotion.promote_if_orphaned(self._hub)
+
+    def has_lost(self) -> bool:
+        """Tell whether a host in reach has no agent of a node that takes part in the job."""
+        lost = {link.view.name for link in self._hub.opened_links(live=False)}
+        return bool(lost & self._taking_part(*OUT))
 
     def _spread(self) -> None:
         """Send nodes the authorities to trust, in parallel with the checks: a silent node must not delay those."""

@@ -245,8 +245,13 @@ async def _ask_coordinator(hub: Hub, op: str, args: Args, latest: float = math.i
     if op == "restart" and generation >= 0:
         # The group may be restarting for another reason at this moment.
         args.setdefault("if_generation", generation)
-    await _ensure_coordinator(hub, op, args)
     end, has_said = min(latest, time.monotonic() + VERB_DEADLINE), False
+    # An operator who is attached has one already.
+    healer = heal.Healer(hub) if hub.attach is None else None
+    while healer is not None and not hub.opened_links(live=True) and healer.has_lost() and time.monotonic() < end:
+        await healer.revive()
+        await hub.wait_change(MOVING_PAUSE)
+    await _ensure_coordinator(hub, op, args)
     while True:
         try:
             return await _ask_once(hub, op, args, generation, end)
@@ -258,6 +263,8 @@ async def _ask_coordinator(hub: Hub, op: str, args: Args, latest: float = math.i
                 has_said = True
                 left = max(0.0, end - time.monotonic())
                 hub.notice(f"{op} waits for a coordinator, up to {left:.0f} s: {refused.message}", "warning")
+            if refused.kind == "no_coordinator" and healer is not None:
+                await healer.revive()
         await hub.wait_change(MOVING_PAUSE)
 
 

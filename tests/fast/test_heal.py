@@ -109,3 +109,19 @@ def test_a_task_that_has_ended_is_not_kept() -> None:
         await session.close()
 
     asyncio.run(scenario())
+
+
+def test_an_agent_that_hears_only_now_that_its_node_was_removed_is_asked_to_end_again() -> None:
+    """It was stopped or cut off: until it has joined the coordinator, it counts itself as part of the job."""
+    answers: list[dict[str, Any] | None] = [None, None, {}]
+
+    async def ask(op: str, *, timeout_s: float) -> dict[str, Any] | None:
+        assert op == "exit"
+        return answers.pop(0)
+
+    async def wait(seconds: float) -> None:
+        await asyncio.sleep(0)
+
+    link: Any = SimpleNamespace(opened=True, view=SimpleNamespace(live=True), try_call=ask)
+    asyncio.run(heal._end_leaving(SimpleNamespace(wait_change=wait), link))  # type: ignore[arg-type]
+    assert answers == []

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from remote_agent.wire import Answer, CallFailed
-from supervisor.control import heal, requests
-from supervisor.errors import RequestFailed
+from supervisor.control import heal, promotion, requests
+from supervisor.errors import RequestFailed, Unreachable
 
 
 class OneAgent:
     """A hub with one agent, which answers with these refusals first."""
 
-    read_only = follows = launching = False
+    read_only = follows = launching = opened = ended = False
+    attach = None
     operator, state = "somebody", "running"
 
     def __init__(self, refusals: list[str]) -> None:
         self.refusals = list(refusals)
-        self.status = {"generation": 4}
+        self.status: dict[str, Any] = {"generation": 4}
         self.events: list[dict[str, Any]] = []
         self.notices: list[str] = []
         self.view = SimpleNamespace(name="n1", identity={"role": "member", "coordinator_reachable": True}, live=True)
@@ -38,6 +40,12 @@ class OneAgent:
 
     async def settle(self, nodes: list[str]) -> None:
         """All have answered."""
+
+    async def heard(self) -> None:
+        """There is nothing more to hear."""
+
+    def unreachable(self, last: str) -> Unreachable:
+        return Unreachable(last)
 
     async def wait_change(self, timeout_s: float) -> int:
         await asyncio.sleep(0)
@@ -61,6 +69,54 @@ def test_a_verb_that_finds_no_coordinator_in_time_says_why(monkeypatch: pytest.M
     monkeypatch.setattr(requests, "VERB_DEADLINE", 0.0)
     with pytest.raises(RequestFailed, match="it is no_coordinator"):
         cordon(OneAgent(["no_coordinator"] * 1000))
+
+
+class Files(OneAgent):
+    """A hub whose only agent has died; an agent that is started there answers."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.status["nodes"] = [{"name": "n1", "state": "running"}]
+        self.view.live, self.opened, self.opened_at = False, True, 0.0
+
+    def opened_links(self, live: bool | None = None) -> list[OneAgent]:
+        return [self] if live in (None, self.view.live) else []
+
+    def reopen(self) -> None:
+        self.opened_at = time.monotonic()
+
+    async def wait_until(self, *_: object) -> None:
+        """It is connected at once."""
+
+    async def try_call(self, op: str, *_: object, **__: object) -> dict[str, Any]:
+        return {"state": "degraded"}
+
+    def own(self, work: Any, name: str) -> asyncio.Task[None]:
+        return asyncio.get_running_loop().create_task(work, name=name)
+
+    def notice(self, text: str, level: str, node: str = "") -> None:
+        self.notices.append(text)
+
+
+def test_a_verb_starts_the_agents_of_a_job_that_has_none_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`stop` ends a job whose agents were all killed; nobody has to attach for that, which would continue it."""
+    hub: Any = Files()
+
+    async def start(_hub: object, name: str, *, full: bool) -> None:
+        hub.view.live = True
+
+    async def nothing(*_: object) -> None:
+        """All are introduced, and have a coordinator."""
+
+    monkeypatch.setattr(heal, "bring_up_again", start)
+    monkeypatch.setattr(heal.Healer, "_exchange", nothing)
+    monkeypatch.setattr(promotion, "promote_to_stop", nothing)
+    assert asyncio.run(requests.request(hub, "stop", {"kill": False}))["accepted"]
+    assert hub.notices == ["n1: agent lost; restarting it", "n1: agent restarted"]
+    # An operator who is attached has a healer that does it.
+    hub.view.live, hub.attach = False, "control"
+    with pytest.raises(Unreachable):
+        asyncio.run(requests.request(hub, "stop", {"kill": False}))
 
 
 def test_any_other_refusal_is_the_answer() -> None:
