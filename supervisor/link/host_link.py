@@ -333,20 +333,21 @@ class Link:
         """Set the hash of the script on the host."""
         self.view.script = digest
 
-    def rank_as_source(self) -> tuple[bool, bool, int, bool, bool, bool, int]:
-        """Return the sort key of sources: answers are well-formed, live or has the job's end, newest term, coordinator,
-        reaches it, has the end, longest journal.
+    def rank_as_source(self) -> tuple[bool, bool, bool, int, bool, bool, int]:
+        """Return the sort key of sources: answers are well-formed, live or has the job's end, is or reaches a
+        coordinator or has the end, newest term, coordinator, has the end, longest journal.
 
-        An agent that was cut off when the job ended stays for an hour, and knows less than files with the end.
+        The term counts only with a coordinator: a candidate that nobody elects is in a newer one. An agent that was cut
+        off when the job ended stays for an hour, and knows less than files with the end.
         """
         known = self.view.identity
-        ended = bool(known.get("ended"))
+        ended, leads = bool(known.get("ended")), known.get("role") == "coordinator"
         return (
             not self.is_malformed,
             bool(self.view.live) or ended,
+            leads or ended or bool(known.get("coordinator_reachable", True)),
             int(known.get("term") or 0),
-            known.get("role") == "coordinator",
-            bool(known.get("coordinator_reachable", True)),
+            leads,
             ended,
             int(known.get("last_seq") or 0),
         )

@@ -71,17 +71,25 @@ class Updates:
     async def _follow(self, link: Link) -> None:
         watch = asyncio.ensure_future(self._watch(link))
         events = asyncio.ensure_future(self._events(link))
+        looking = asyncio.ensure_future(self._look_around())
         try:
             await asyncio.wait((watch, events), return_when=asyncio.FIRST_COMPLETED)
             if not self._hub.ended and (self._hub.state in ENDED_STATES or not watch.done()):
                 # The journal's last records may still be on their way, or the one status of files without an agent.
                 await asyncio.wait((watch, events), timeout=SILENCE)
         finally:
-            await cancel_all((watch, events))
+            await cancel_all((watch, events, looking))
         errors = [task.exception() for task in (watch, events) if not task.cancelled()]
         for error in errors:
             if error is not None:
                 raise error
+
+    async def _look_around(self) -> None:
+        """While nodes are lost, ask all agents who coordinates: those may have another coordinator, and a group."""
+        while True:
+            await asyncio.sleep(SILENCE)
+            if any(node["state"] == "lost" for node in self._hub.status.get("nodes", ())):
+                await self._hub.identities()
 
     async def _watch(self, link: Link) -> None:
         hub = self._hub

@@ -244,6 +244,28 @@ def _refusing(name: str, kind: str) -> Any:
     return link
 
 
+def test_the_source_with_the_newest_coordinator_is_followed_whatever_terms_others_have_promised() -> None:
+    """A node that is cut off from the coordinator stands in one election after the other, in ever newer terms."""
+
+    def link(name: str, live: bool, **identity: Any) -> Any:
+        one = _refusing(name, "")
+        one.view.live, one.view.identity = live, identity
+        return one
+
+    candidate = link("cut off", True, role="member", term=9, coordinator_reachable=False, last_seq=80)
+    group = link("coordinator", True, role="coordinator", term=3, coordinator_reachable=True, last_seq=90)
+    older = link("an older coordinator", True, role="coordinator", term=2, coordinator_reachable=True, last_seq=99)
+    end = link("files with the end", False, ended=True, term=3, coordinator_reachable=False, last_seq=95)
+    files = link("files", False, term=9, coordinator_reachable=False, last_seq=99)
+
+    def first(*links: Any) -> str:
+        return str(max(links, key=lambda one: one.rank_as_source()).view.name)
+
+    assert first(files, candidate, older, group) == "coordinator"
+    assert first(files, candidate, older, end) == "files with the end"
+    assert first(files, candidate) == "cut off"
+
+
 def test_a_refusal_is_the_hosts_own_failure_if_others_may_answer_that_request() -> None:
     async def ask(kind: str, op: str) -> Any:
         link = _refusing("n2", kind)

@@ -66,7 +66,7 @@ def test_of_hosts_that_are_gone_together_each_is_asked_once_and_the_one_that_ans
 
     hub: Any = SimpleNamespace(
         opened_links=lambda: [link for link in links if link.opened],
-        launching=False, events=[], state="running", ended=False,
+        launching=False, events=[], state="running", ended=False, status={},
         set_status=set_status, confirm_status=lambda: None,
     )  # fmt: skip
 
@@ -80,6 +80,40 @@ def test_of_hosts_that_are_gone_together_each_is_asked_once_and_the_one_that_ans
     assert seen == ["n1", "n3"]
     identities = ["n1 identity", "n2 identity", "n3 identity"]
     assert sorted(asked) == sorted(["n1 events", "n1 watch", *identities, "n3 events", "n3 watch"])
+
+
+def test_while_nodes_are_lost_the_others_are_asked_whom_they_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coordinator on the smaller side of a split network answers for as long as it lasts."""
+    monkeypatch.setattr(updates, "SILENCE", 0.01)
+    monkeypatch.setattr(updates, "REST", 0.0)
+    asked: list[str] = []
+    lost = {"nodes": [{"name": "n1", "state": "running"}, {"name": "n2", "state": "lost"}]}
+    first, second = SilentLink("n1", asked, is_there=True), SilentLink("n2", asked, is_there=True)
+    links = [first]
+
+    async def check() -> None:
+        turned = asyncio.Event()
+
+        def set_status(status: dict[str, Any]) -> None:
+            if status["from"] == "n2":
+                turned.set()
+
+        async def identities() -> None:
+            links.insert(0, second)
+            second.rank_as_source = lambda: (2, 0)  # type: ignore[method-assign]
+
+        hub: Any = SimpleNamespace(
+            opened_links=lambda: links, launching=False, events=[], state="degraded", ended=False, status=lost,
+            set_status=set_status, confirm_status=lambda: None,
+            identities=identities,
+        )  # fmt: skip
+        following = asyncio.ensure_future(updates.Updates(hub).run())
+        await asyncio.wait_for(turned.wait(), 60)
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+    asyncio.run(check())
+    assert asked.index("n1 watch") < asked.index("n2 watch")
 
 
 class JournalLink(SilentLink):
