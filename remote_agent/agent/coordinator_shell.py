@@ -300,7 +300,8 @@ class Coordinator:
         self._clocks[node] = clocks.Clock.from_report(args)
         nproc, incarnation, reason = ready.get("nproc"), str(args["incarnation"]), str(args["reason"])
         running, disk = args.get("running"), str(args["disk"])
-        self.feed(inputs.Joined(node, incarnation, running, reason, nproc, _trees(ready), disk))
+        delay = clocks.Echo.delay(args)
+        self.feed(inputs.Joined(node, incarnation, running, reason, nproc, _trees(ready), disk, delay))
         for report in args.get("reports", ()):
             self.hear(node, report["op"], report["args"])
 
@@ -354,7 +355,7 @@ class Coordinator:
         current = args.get("generation") == self.state.generation
         warnings = self._losses.read(self.state.generation, ranks) if current else {}
         progressed = current and moved(before, ranks)
-        heard_age = float(args.get("heard_age", 0.0))
+        heard_age = float(args.get("heard_age", 0.0)) + clocks.Echo.delay(args)
         first = _first_step_age(ranks) if current else None
         kept = _snapshots(args) if "snapshots" in args else None
         self.feed(inputs.Heartbeat(node, heard_age, stepped and current, progressed, warnings, first, kept))
@@ -593,11 +594,11 @@ class Office:
     async def _hear_heartbeat(self, node: str, channel: Channel | None, args: dict[str, Any]) -> Answer:
         received_ns = time.time_ns()
         self._held().beat(node, args)
-        return Answer({"received_ns": received_ns, "answered_ns": time.time_ns()})
+        return Answer({"received_ns": received_ns, "answered_ns": time.time_ns(), "now": clocks.now()})
 
     async def _hear_time(self, node: str, channel: Channel | None, args: dict[str, Any]) -> Answer:
         self._held()
-        return Answer({"received_ns": time.time_ns(), "answered_ns": time.time_ns()})
+        return Answer({"received_ns": time.time_ns(), "answered_ns": time.time_ns(), "now": clocks.now()})
 
     async def _hear_request(self, node: str, channel: Channel | None, args: dict[str, Any]) -> Answer:
         return Answer(self._held().request(args["op"], args["args"]))

@@ -75,6 +75,8 @@ class MemberLoop:
         self._reports: list[dict[str, Any]] = []
         self._orders: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
         self._look_again = asyncio.Event()
+        self._echo = clocks.Echo()
+        """The last answer on the connection to the coordinator."""
         self._closing = False
         self._heartbeat_at = 0.0
         self._begun_at = 0.0
@@ -316,13 +318,13 @@ class MemberLoop:
     async def _one_link(self, name: str) -> None:
         channel = await self._context.peers.connect(name, self.handler(name))
         running = asyncio.ensure_future(channel.run())
-        self._ended = None
+        self._ended, self._echo = None, clocks.Echo()
         try:
             await self._timed(channel, "time", {}, CALL_TIMEOUT_S)
             # Orders may overtake the answer, and the reports on them count.
             self.channel = channel
             sent = clocks.now()
-            await channel.call("join", self.introduction(), timeout=CALL_TIMEOUT_S)
+            await channel.call("join", {**self.introduction(), **self._echo.facts()}, timeout=CALL_TIMEOUT_S)
             # The lease begins again, too: otherwise the end of the old one would stop the workers that are started now.
             self._ballot.renew_lease(sent)
             log.info("joined %s", name)
@@ -350,7 +352,7 @@ class MemberLoop:
     async def _timed(self, channel: Channel, op: str, args: dict[str, Any], timeout_s: float) -> None:
         """Call the coordinator, and compare the clocks by its answer: later reports are corrected by the result."""
         offset, sent_ns = self.offset, time.time_ns()
-        answer = await channel.call(op, args, timeout=timeout_s)
+        answer = await channel.call(op, {**args, **self._echo.facts()}, timeout=timeout_s)
         offset.sample(sent_ns, int(answer.data["received_ns"]), int(answer.data["answered_ns"]))
 
     def facts(self) -> dict[str, Any]:
@@ -361,6 +363,7 @@ class MemberLoop:
             "generation": self.generation,
             "ranks": rank_facts(progress, rank_vitals, time.time_ns()),
             "agent_pid": os.getpid(),
+        self._echo = clocks.Echo(answer.data.get("now"))
             **self.offset.report(),
             "heard_age": clocks.now() - self._ballot.view.contact,
             "vitals": vitals,

@@ -20,6 +20,30 @@ def now() -> float:
     return time.clock_gettime(_CLOCK)
 
 
+class Echo:
+    """The other side's lease clock in its last answer, and when that came: with it, a message shows its own delay.
+
+    A link that was cut delivers a heartbeat seconds after it was sent. Its sender has then been without an answer for
+    those seconds, too, and may elect another coordinator: a lease begins when the heartbeat was sent.
+    """
+
+    def __init__(self, answered: float | None = None) -> None:
+        """Begin with the clock in an answer that has just come; None: there was none."""
+        self._answered = answered
+        self._came = now()
+
+    def facts(self) -> dict[str, float]:
+        """Return what a message that is sent now carries: the clock in that answer, and the seconds since it came."""
+        return {} if self._answered is None else {"answered": self._answered, "since_answer": now() - self._came}
+
+    @staticmethod
+    def delay(args: Mapping[str, Any]) -> float:
+        """Return how many seconds a message was under way at most; that of the answer before it is included."""
+        if "answered" not in args:
+            return 0.0
+        return max(0.0, now() - float(args["answered"]) - float(args["since_answer"]))
+
+
 class Offset:
     """How far the coordinator's wall clock is ahead of this machine's, measured by heartbeats as NTP does."""
 

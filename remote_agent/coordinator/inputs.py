@@ -43,6 +43,8 @@ class Joined(Report):
     """How many ranks it runs, where its engine is up already."""
     trees: tuple[str, ...] = ()
     disk: str = ""
+    delay: float = 0.0
+    """For how many seconds, at most, this was under way."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +65,7 @@ class Unfit(Report):
 
 @dataclasses.dataclass(frozen=True)
 class Heartbeat(Report):
-    """A heartbeat; `heard_age`: seconds since the node last heard from us."""
+    """A heartbeat; `heard_age`: seconds since the newest heartbeat of that node which we answered was sent, at most."""
 
     heard_age: float = 0.0
     stepped: bool = False

@@ -115,7 +115,7 @@ def on_joined(turn: Turn, event: inputs.Joined) -> None:
         connected=True,
         seen=turn.now,
         joined=turn.now,
-        held=turn.now,
+        held=turn.now - event.delay,
         running=event.running,
         incarnation=event.incarnation,
         ready=node.ready and not fresh,

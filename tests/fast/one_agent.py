@@ -72,6 +72,10 @@ class Agent:
         self.linked: set[str] = set()
         """Who is connected to us while we coordinate."""
         self.joined: str | None = None
+        self.unanswered: float | None = None
+        """When the heartbeat was sent whose answer is awaited."""
+        self.echo = (world.now, world.now)
+        """The coordinator's clock in its last answer, and when that came."""
         self.running: tuple[int, int] | None = None
         self.generation = -1
         self.ranks: tuple[int, ...] = ()
@@ -199,8 +203,11 @@ class Agent:
         if self.running is not None and self.view.term and member.lease_over(self.view, now):
             self.stop(self.running[1])
         self.seek()
-        if self.joined is not None:
-            world.send(self.name, self.joined, "beat", {"sent": now, "heard_age": now - self.view.contact})
+        if self.joined is not None and self.unanswered is None:
+            answered, came = self.echo
+            times = {"sent": now, "heard_age": now - self.view.contact, "answered": answered, "since": now - came}
+            world.send(self.name, self.joined, "beat", times)
+            self.unanswered = now
         if self.candidacy is not None and now > self.candidacy.until:
             order = self.base()
             place = order.index(self.name) if self.name in order else 0
@@ -220,7 +227,8 @@ class Agent:
     def seek(self) -> None:
         world, head = self.world, self.view.coordinator
         if self.joined is not None:
-            over = self.joined != head or member.lease_over(self.view, world.now)
+            since = world.now if self.unanswered is None else self.unanswered
+            over = self.joined != head or world.now - since > world.job.node_timeout
             if not over and (world.agents[self.joined].alive or not world.reach(self.name, self.joined)):
                 return
             self.joined = None
@@ -248,6 +256,7 @@ class Agent:
         self.linked.add(other.name)
         other.joined, other.view = self.name, member.heard(other.view, self.world.now)
         other.records, other.folded = list(self.records), (-1, [])
+        other.unanswered, other.echo = None, (self.world.now, self.world.now)
         incarnation = f"{other.name}-{other.lives}"
         running = other.running[1] if other.running else None
         self.feed(inputs.Joined(other.name, incarnation, running, nproc=1, disk=other.disk))
@@ -355,8 +364,9 @@ class Agent:
         if kind == "report":
             self.feed(args["event"])
         else:
-            self.feed(inputs.Heartbeat(source, args["heard_age"]))
-            self.world.send(self.name, source, "beaten", args)
+            delay = self.world.now - args["answered"] - args["since"]
+            self.feed(inputs.Heartbeat(source, args["heard_age"] + delay))
+            self.world.send(self.name, source, "beaten", {**args, "now": self.world.now})
 
     def hear_vote(self, source: str, kind: str, args: Mapping[str, Any]) -> None:
         send = self.world.send
@@ -383,6 +393,7 @@ class Agent:
                     self.acknowledge(source, args)
         elif kind == "beaten":
             self.view = member.heard(self.view, args["sent"])
+            self.unanswered, self.echo = None, (args["now"], self.world.now)
         elif kind == "moved":
             self.view = dataclasses.replace(self.view, successor=args["successor"])
         elif kind == "take_over" and self.role is None:
