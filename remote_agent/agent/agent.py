@@ -124,6 +124,7 @@ class Agent:
         context.snapshots.start(self._tasks, member)
         context.last_output.start(self._tasks, member)
         self._tasks.spawn(context.history.keep(member.samples), "history")
+        self._tasks.spawn(context.journal.keep_written(), "journal")
         claim(context, member)
         operators = await serve_operators(context, member)
         log.info("agent of %s for %s, peers on port %d", context.node, context.spec.job, context.peers.port)

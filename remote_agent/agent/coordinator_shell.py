@@ -528,7 +528,9 @@ class Office:
         state = replay.take_over(context.spec, me, term, context.journal.records, now, away_s)
         ballot.follow(term, me)
         coordinator = self._begin(state, {})
-        coordinator.record(EventType.COORDINATOR_CHANGED, me, former=former or None, term=term)
+        if state.phase != s.ENDED:
+            # An ended job is only told to those who have not heard it: others have ended with the same journal.
+            coordinator.record(EventType.COORDINATOR_CHANGED, me, former=former or None, term=term)
         if former in state.nodes and state.nodes[former].status != "removed":
             coordinator.feed(inputs.AgentDead(former, "it was the coordinator, and is gone"))
         coordinator.hear_join(me, self._own.introduction())

@@ -130,6 +130,8 @@ class MemberLoop:
                     self._notices[op](node, args)
                 else:
                     log.warning("%s from %s ignored: %s coordinates", op, node, coordinator)
+                    if channel is None:
+                        self._join_again()
                 return Answer({})
             answer = self._requests.get(op)
             if answer is None:
@@ -147,8 +149,15 @@ class MemberLoop:
         if term == self._ballot.view.term or self._ballot.follow(term, node):
             self.order(args["op"], args["args"])
 
-    def _take_records(self, _: str, args: dict[str, Any]) -> None:
-        self._context.journal.take(args["records"], reset=args["reset"])
+    def _join_again(self) -> None:
+        """Connect to the coordinator again: this node has not taken all that it sent, and it sends nothing twice."""
+        self._look_again.set()
+
+    def _take_records(self, node: str, args: dict[str, Any]) -> None:
+        if not self._context.journal.take(args["records"], reset=args["reset"]):
+            log.warning("journal from %s: records before %d are missing", node, args["records"][0]["seq"])
+            self._join_again()
+            return
         for record in args["records"]:
             if record["type"] == EventType.GENERATION_PROPOSED:
                 self._tasks.spawn(self._record(record), "write the proposal")
@@ -354,6 +363,7 @@ class MemberLoop:
         offset, sent_ns = self.offset, time.time_ns()
         answer = await channel.call(op, {**args, **self._echo.facts()}, timeout=timeout_s)
         offset.sample(sent_ns, int(answer.data["received_ns"]), int(answer.data["answered_ns"]))
+        self._echo = clocks.Echo(answer.data.get("now"))
 
     def facts(self) -> dict[str, Any]:
         """Return what a heartbeat carries; of each rank: step, last_output_age_s, warning, progress, vitals."""
@@ -363,7 +373,6 @@ class MemberLoop:
             "generation": self.generation,
             "ranks": rank_facts(progress, rank_vitals, time.time_ns()),
             "agent_pid": os.getpid(),
-        self._echo = clocks.Echo(answer.data.get("now"))
             **self.offset.report(),
             "heard_age": clocks.now() - self._ballot.view.contact,
             "vitals": vitals,

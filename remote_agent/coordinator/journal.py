@@ -28,6 +28,8 @@ Record = dict[str, Any]
 PUBLIC_KEYS = ("seq", "time", "type", "generation", "node", "rank", "detail")
 # Far below the limit of a frame.
 CHUNK_BYTES = 1024 * 1024
+# Before a file that could not be written is tried again, seconds.
+RETRY_S = 5.0
 
 
 def read_records(path: Path) -> list[Record]:
@@ -68,6 +70,8 @@ class Journal:
         self._changed = asyncio.Event()
         self._ended = False
         self._file: TextIO | None = None
+        self._is_behind = False
+        """The file lacks records that memory has."""
         self._write()
 
     @property
@@ -106,16 +110,20 @@ class Journal:
         ours = seq <= self.last_seq and self.digest(seq) == tail["digest"]
         return not ours, self.since(seq if ours else 0)
 
-    def take(self, records: list[Record], *, reset: bool = False) -> None:
-        """Add records that follow the last one; reset: they replace all, as no other journal has our last records."""
+    def take(self, records: list[Record], *, reset: bool = False) -> bool:
+        """Add records that follow the last one; returns whether they do: False where some are missing before them.
+
+        `reset`: they replace all, as no other journal has our last records.
+        """
         if reset:
             self.records = list(records)
             self.close()
             self._write()
             self._wake()
-            return
+            return True
         for record in records:
             self.append(record)
+        return not records or records[-1]["seq"] <= self.last_seq
 
     def append(self, record: Record) -> None:
         """Add the next record, in memory and in the file; one that is known already is left out."""
@@ -124,6 +132,13 @@ class Journal:
         self.records.append(record)
         self._write()
         self._wake()
+
+    async def keep_written(self) -> None:
+        """Write again what a full disk has not taken, until cancelled: no record may follow that does it."""
+        while True:
+            await asyncio.sleep(RETRY_S)
+            if self._is_behind:
+                self._write()
 
     def sync(self) -> None:
         """Make the file durable: what it holds is there after a loss of power, too; raises OSError."""
@@ -185,8 +200,11 @@ class Journal:
             else:
                 self._file.write(json.dumps(self.records[-1]) + "\n")
                 self._file.flush()
+            self._is_behind = False
         except OSError as error:
-            log.warning("%s cannot be written: %s", self._path, error)
+            if not self._is_behind:
+                log.warning("%s cannot be written: %s", self._path, error)
+            self._is_behind = True
             self.close()
 
 

@@ -199,8 +199,9 @@ class Election:
             return refusal
         # The voter with the newest journal may know more than we do.
         newest = max(answers, key=lambda answer: tuple(answer["newest"]), default=None)
-        if newest is not None and newest["records"]:
-            self._journal.take(newest["records"], reset=newest["reset"])
+        records = newest["records"] if newest is not None else []
+        if newest is not None and records and not self._journal.take(records, reset=newest["reset"]):
+            return "its journal has changed meanwhile"
         self._office.take(term, self._ballot.former)
         self.announce()
         return ""

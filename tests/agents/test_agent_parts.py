@@ -180,7 +180,7 @@ def test_a_node_without_a_lease_asks_for_one_before_it_reports_idle(tmp_path: Pa
 
         async def answer(op: str, args: dict[str, Any], _body: bytes) -> Answer:
             heard.append(args.get("op", op))
-            return Answer({"received_ns": time.time_ns(), "answered_ns": time.time_ns()})
+            return Answer({"received_ns": time.time_ns(), "answered_ns": time.time_ns(), "now": clocks.now()})
 
         async with agents(tmp_path, "n1") as (agent,):
             ours, theirs = socket.socketpair()
@@ -198,6 +198,71 @@ def test_a_node_without_a_lease_asks_for_one_before_it_reports_idle(tmp_path: Pa
             for one in (coordinator, channel):
                 await one.close()
             await asyncio.gather(*running, return_exceptions=True)
+
+    asyncio.run(check())
+
+
+def test_a_heartbeat_that_was_under_way_for_long_holds_its_node_only_from_when_it_was_sent(tmp_path: Path) -> None:
+    """A link that was cut delivers it late; its sender was without an answer meanwhile, and may elect another one."""
+
+    async def check() -> None:
+        async with agents(tmp_path, "n1", "n2") as (one, two):
+            coordinator = coordinate(one)
+            two.context.ballot.follow(1, "n1")
+            channel = await join(two, one)
+            await two.member._timed(channel, "time", {}, WAIT_S)
+            for op in ("join", "beat"):
+                message = {"join": two.member.introduction(), "beat": two.member._heartbeat()}[op]
+                message |= {**two.member._echo.facts(), "heard_age": 0.0}
+                before = dataclasses.replace(coordinator.state.nodes["n2"], held=0.0)
+                coordinator.state = dataclasses.replace(
+                    coordinator.state, nodes={**coordinator.state.nodes, "n2": before}
+                )
+                sent = clocks.now()
+                await asyncio.sleep(0.3)
+                await channel.call(op, message, timeout=WAIT_S)
+                assert sent - WAIT_S < coordinator.state.nodes["n2"].held <= sent
+            await channel.close()
+
+    asyncio.run(check())
+
+
+def test_a_member_that_has_not_taken_all_that_the_coordinator_sent_joins_again(tmp_path: Path) -> None:
+    """Nothing is sent twice on a connection: what is left out would be missing for as long as that lasts."""
+
+    async def check() -> None:
+        async with agents(tmp_path, "n1") as (agent,):
+            member, hear = agent.member, agent.member.handler("n2")
+            sent: dict[str, Any] = {
+                "records": [record(1), {**record(2), "type": "generation_proposed"}],
+                "reset": False,
+            }
+            await hear("journal", sent, b"")
+            assert member._look_again.is_set(), "it follows nobody: it voted for another node"
+            agent.context.ballot.follow(1, "n2")
+            member._look_again.clear()
+            await hear("journal", {**sent, "records": sent["records"][1:]}, b"")
+            assert member._look_again.is_set(), "a record is missing before this one"
+            assert (agent.context.journal.records, member._reports) == ([], [])
+            member._look_again.clear()
+            await hear("journal", {**sent, "records": sent["records"][:1]}, b"")
+            assert not member._look_again.is_set()
+            assert agent.context.journal.last_seq == 1
+
+    asyncio.run(check())
+
+
+def test_a_new_coordinator_of_a_job_that_is_over_adds_nothing_to_its_journal(tmp_path: Path) -> None:
+    """The others have ended with the same journal; only those that were cut off need to hear of the end."""
+
+    async def check() -> None:
+        async with agents(tmp_path, "n1") as (agent,):
+            ended = {**record(1), "type": "job_stopped", "detail": {"reason": "an operator stopped the job"}}
+            agent.context.journal.take([ended])
+            agent.member.office.take(2, "n2")
+            assert agent.context.journal.records == [ended]
+            assert agent.member.office.coordinator is not None
+            assert agent.member.office.coordinator.state.ended == "stopped"
 
     asyncio.run(check())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,36 @@ def test_a_disk_that_was_full_leaves_no_gap(tmp_path: Path) -> None:
     asyncio.run(check())
 
 
+def test_what_a_full_disk_did_not_take_is_written_once_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("remote_agent.coordinator.journal.RETRY_S", 0.01)
+    path = tmp_path / "events.jsonl"
+
+    async def check() -> None:
+        journal = Journal(path)
+        keeping = asyncio.ensure_future(journal.keep_written())
+        path.unlink()
+        path.mkdir()
+        (path / "x").touch()
+        journal.close()
+        journal.append(record(1))
+        await asyncio.sleep(0.05)
+        (path / "x").unlink()
+        path.rmdir()
+        end = time.monotonic() + 60
+        while not path.exists():
+            assert time.monotonic() < end
+            await asyncio.sleep(0.01)
+        assert read_records(path) == [record(1)]
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+        journal.close()
+
+    asyncio.run(check())
+    assert caplog.text.count("cannot be written") == 1, "said once, not at each try"
+
+
 def test_chunks_are_bounded_by_bytes() -> None:
     large = [record(seq, detail={"text": "x" * 400_000}) for seq in range(1, 8)]
     found = list(chunks(large))
@@ -98,6 +129,7 @@ def test_no_gap_and_no_duplicate_can_enter(tmp_path: Path) -> None:
         journal = Journal(tmp_path / "events.jsonl")
         for seq in (1, 1, 3, 2, 3):
             journal.append(record(seq))
+        assert [journal.take([record(seq)]) for seq in (5, 2, 3)] == [False, True, True]
         assert [one["seq"] for one in journal.records] == [1, 2, 3]
         journal.close()
 
