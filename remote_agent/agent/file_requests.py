@@ -147,6 +147,7 @@ class FileRequests(JobRequests):
                 "job": self.spec.job,
                 "node": self._node,
                 "term": term,
+                "journal_term": term,
                 "role": "files",
                 "coordinator": None,
                 "coordinator_reachable": False,

@@ -105,6 +105,7 @@ class AgentRequests(JobRequests):
                 "job": context.spec.job,
                 "node": context.node,
                 "term": view.term,
+                "journal_term": context.journal.last_term,
                 "role": role,
                 "coordinator": view.coordinator,
                 "coordinator_reachable": reachable,
@@ -143,7 +144,8 @@ class AgentRequests(JobRequests):
 
     async def _document(self) -> dict[str, Any]:
         context, view = self._context, self._context.ballot.view
-        extra = {"node": context.node, "term": view.term, "last_seq": context.journal.last_seq}
+        term, last_seq = context.journal.age
+        extra = {"node": context.node, "term": view.term, "journal_term": term, "last_seq": last_seq}
         try:
             status = await self._member.ask_coordinator("status", {})
         except Problem as problem:

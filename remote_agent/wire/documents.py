@@ -336,6 +336,7 @@ _STATUS: Mapping[str, Shape] = {
     "tree": maybe(record({"digest": text, "previous": maybe(record({"digest": text}))})),
     "script": maybe(record({"script": maybe(text)}, {"kind": text, "args": each(text)})),
     "term": count,
+    "journal_term": count,
     "last_seq": count,
     "node": maybe(name),
     "coordinator_reachable": maybe(flag),

@@ -43,8 +43,6 @@ REOPEN_DEADLINE = 20.0
 # How long an agent may take to hear that its node was removed, and between two requests that it end, seconds.
 LEAVE_DEADLINE = 8.0
 LEAVE_PAUSE = 0.3
-# How long a request waits for agents that are restarted for it, seconds.
-REVIVE_DEADLINE = 15.0
 
 
 async def bring_up_again(hub: Hub, name: str, *, full: bool, issuer: admission.Issuer | None = None) -> dict[str, Any]:
@@ -148,11 +146,14 @@ class Healer:
             except (SupervisorError, HostError, CallFailed, WireError, asyncio.TimeoutError) as error:
                 hub.notice(f"healing: {error}", "warning")
 
-    async def revive(self) -> None:
-        """Restart the agents that have died, once, for a request of somebody who is not attached; wait for them."""
+    async def revive(self, end: float) -> None:
+        """Restart the agents that have died, once, for a request of somebody who is not attached; wait for them.
+
+        `end`: until when, as time.monotonic().
+        """
         self._restart_lost()
         if self._restarting:
-            await asyncio.wait(self._restarting.values(), timeout=REVIVE_DEADLINE)
+            await asyncio.wait(self._restarting.values(), timeout=max(0.0, end - time.monotonic()))
             await self._exchange()
             await promotion.promote_if_orphaned(self._hub)
 

@@ -249,7 +249,7 @@ async def _ask_coordinator(hub: Hub, op: str, args: Args, latest: float = math.i
     # An operator who is attached has one already.
     healer = heal.Healer(hub) if hub.attach is None else None
     while healer is not None and not hub.opened_links(live=True) and healer.has_lost() and time.monotonic() < end:
-        await healer.revive()
+        await healer.revive(end)
         await hub.wait_change(MOVING_PAUSE)
     await _ensure_coordinator(hub, op, args)
     while True:
@@ -264,7 +264,7 @@ async def _ask_coordinator(hub: Hub, op: str, args: Args, latest: float = math.i
                 left = max(0.0, end - time.monotonic())
                 hub.notice(f"{op} waits for a coordinator, up to {left:.0f} s: {refused.message}", "warning")
             if refused.kind == "no_coordinator" and healer is not None:
-                await healer.revive()
+                await healer.revive(end)
         await hub.wait_change(MOVING_PAUSE)
 
 

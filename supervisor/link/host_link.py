@@ -333,21 +333,21 @@ class Link:
         """Set the hash of the script on the host."""
         self.view.script = digest
 
-    def rank_as_source(self) -> tuple[bool, bool, bool, int, bool, bool, int]:
-        """Return the sort key of sources: answers are well-formed, live or has the job's end, is or reaches a
-        coordinator or has the end, newest term, coordinator, has the end, longest journal.
+    def rank_as_source(self) -> tuple[bool, bool, int, bool, bool, bool, int]:
+        """Return the sort key of sources: answers are well-formed, live or has the job's end, newest term in the
+        journal, coordinator, reaches it, has the end, longest journal.
 
-        The term counts only with a coordinator: a candidate that nobody elects is in a newer one. An agent that was cut
+        The term of a vote does not count: a candidate that nobody elects is in ever newer ones. An agent that was cut
         off when the job ended stays for an hour, and knows less than files with the end.
         """
         known = self.view.identity
-        ended, leads = bool(known.get("ended")), known.get("role") == "coordinator"
+        ended = bool(known.get("ended"))
         return (
             not self.is_malformed,
             bool(self.view.live) or ended,
-            leads or ended or bool(known.get("coordinator_reachable", True)),
-            int(known.get("term") or 0),
-            leads,
+            int(known.get("journal_term") or 0),
+            known.get("role") == "coordinator",
+            bool(known.get("coordinator_reachable", True)),
             ended,
             int(known.get("last_seq") or 0),
         )

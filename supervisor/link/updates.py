@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 # An agent that sends nothing for this long is asked whether it is still there, and has as long to answer, seconds.
 # Both together stay well below 10 s, so that a lost host's last status is never shown as current for longer than that.
 SILENCE = 3.0
+# What a status says about the agent that sends it.
+NEWS = ("term", "journal_term", "last_seq", "coordinator_reachable")
 # Before the same agent is asked again, seconds.
 REST = 0.5
 
@@ -100,7 +102,7 @@ class Updates:
                 if answer is None:
                     return
                 status = answer.data["status"]
-                link.learn({key: status[key] for key in ("term", "last_seq", "coordinator_reachable") if key in status})
+                link.learn({key: status[key] for key in NEWS if key in status})
                 hub.set_status(status)
                 if self._is_second_best(link):
                     return

@@ -81,6 +81,7 @@ _IDENTITY = record(
     {"job": name, "node": name, "term": count, "role": text, "live": flag, "last_seq": count, "members": _members},
     {
         "coordinator": maybe(name),
+        "journal_term": count,
         "coordinator_reachable": flag,
         "peer_port": _port,
         "ended": flag,

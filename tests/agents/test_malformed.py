@@ -26,6 +26,7 @@ ANSWERS: dict[str, Any] = {
     "open": {"live": True, "node": "n2"},
     "identity": {
         "job": JOB, "node": "n2", "term": 999, "role": "coordinator", "coordinator": "n2", "live": True, "peer_port": 1,
+        "journal_term": 999,
         "coordinator_reachable": True, "last_seq": 999, "members": {"n2": {"address": "x", "port": 1}},
     },
 }  # fmt: skip

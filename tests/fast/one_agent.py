@@ -72,6 +72,8 @@ class Agent:
         self.linked: set[str] = set()
         """Who is connected to us while we coordinate."""
         self.joined: str | None = None
+        self.former = ""
+        """The coordinator that it followed last."""
         self.unanswered: float | None = None
         """When the heartbeat was sent whose answer is awaited."""
         self.echo = (world.now, world.now)
@@ -102,6 +104,7 @@ class Agent:
     def follow(self, term: int, node: str) -> None:
         self.view, accepted = member.accept(self.view, term, node, self.world.now)
         if accepted and node != self.name:
+            self.former = node
             self.role, self.linked = None, set()
             if self.joined != node:
                 self.joined = None
@@ -324,6 +327,9 @@ class Agent:
         self.role = replay.take_over(self.world.job, self.name, term, self.records, self.world.now, away_s)
         self.follow(term, self.name)
         self.joined, self.linked = None, set()
+        if self.former in self.role.nodes and self.role.nodes[self.former].status != "removed":
+            # Its lease was over before anybody could vote: its workers are gone.
+            self.feed(inputs.AgentDead(self.former, "it was the coordinator"))
         running = self.running[1] if self.running else None
         self.feed(inputs.Joined(self.name, f"{self.name}-{self.lives}", running, nproc=1, disk=self.disk))
         self.feed(inputs.Ready(self.name, 1))

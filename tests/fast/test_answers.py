@@ -252,11 +252,12 @@ def test_the_source_with_the_newest_coordinator_is_followed_whatever_terms_other
         one.view.live, one.view.identity = live, identity
         return one
 
-    candidate = link("cut off", True, role="member", term=9, coordinator_reachable=False, last_seq=80)
-    group = link("coordinator", True, role="coordinator", term=3, coordinator_reachable=True, last_seq=90)
-    older = link("an older coordinator", True, role="coordinator", term=2, coordinator_reachable=True, last_seq=99)
-    end = link("files with the end", False, ended=True, term=3, coordinator_reachable=False, last_seq=95)
-    files = link("files", False, term=9, coordinator_reachable=False, last_seq=99)
+    alone = {"coordinator_reachable": False}
+    candidate = link("cut off", True, role="waiting", term=9, journal_term=3, last_seq=80, **alone)
+    group = link("coordinator", True, role="coordinator", term=3, journal_term=3, last_seq=90)
+    older = link("an older coordinator", True, role="coordinator", term=2, journal_term=2, last_seq=99)
+    end = link("files with the end", False, ended=True, term=3, journal_term=3, last_seq=95, **alone)
+    files = link("files", False, term=3, journal_term=3, last_seq=99, **alone)
 
     def first(*links: Any) -> str:
         return str(max(links, key=lambda one: one.rank_as_source()).view.name)

@@ -264,11 +264,18 @@ def test_the_end_in_a_nodes_files_counts_more_than_an_agent_that_was_cut_off(tmp
 
     async def check() -> None:
         ended, before = await identity(3), await identity(1)
-        cut_off = {"live": True, "term": 1, "role": "waiting", "coordinator_reachable": False, "last_seq": 9}
+        cut_off = {
+            "live": True,
+            "term": 9,
+            "journal_term": 1,
+            "role": "waiting",
+            "coordinator_reachable": False,
+            "last_seq": 9,
+        }
         assert best(n1=cut_off, n2=ended) == "n2"
         assert best(n1=cut_off, n2=before) == "n1"
         # The end of a coordinator that was out of office: the others went on without it.
-        assert best(n1={**cut_off, "term": 2}, n2=ended) == "n1"
+        assert best(n1={**cut_off, "journal_term": 2}, n2=ended) == "n1"
         assert best(n1={**cut_off, "role": "coordinator", "coordinator_reachable": True}, n2=ended) == "n1"
 
     asyncio.run(check())
