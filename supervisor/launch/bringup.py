@@ -259,7 +259,20 @@ async def start_on(hub: Hub, name: str, material: Material) -> None:
     link = hub.links[name]
     with _failing(link):
         await link.bring_up(lambda node: prepare(hub, link, node, material))
+    try:
+        await _started(link)
+    except HostError as lost:
+        if not isinstance(lost.__cause__, WireError):
+            raise
+        # The connection ended, with the agent that this one replaces: the link has another one at once.
+        await hub.wait_until(lambda: not link.opened, REPLACE_PAUSE)
+        await link.until_open()
+        await _started(link)
+
+
+async def _started(link: Link) -> None:
     if not link.view.live:
+        name = link.host.name
         raise HostError(name, "start", "its agent ended at once", f"read agent.log of the job on {name}")
     await engine(link)
 

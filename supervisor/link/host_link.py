@@ -271,6 +271,10 @@ class Link:
         """Run `prepare`, then wait until the job is open; raises HostError, CallFailed, WireError."""
         self.view.error = None
         await self.carry_out(prepare)
+        await self.until_open()
+
+    async def until_open(self) -> None:
+        """Wait until the job is open; raises HostError."""
         while not self.opened:
             if self.view.error is not None:
                 raise HostError(self.host.name, self.view.step, self.view.error, self.view.hint)
