@@ -10,7 +10,7 @@ import difflib
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,12 @@ async def running_app(
 
 def text_of(app: SupervisorApp) -> str:
     """The screen as text; every line must have the width of the terminal."""
-    return _text_of(app, strips_of(app))
+    lines = [strip.text for strip in strips_of(app)]
+    width, height = app.size
+    assert len(lines) == height, f"{len(lines)} lines instead of {height}"
+    for number, line in enumerate(lines):
+        assert cell_len(line) == width, f"line {number} has {cell_len(line)} cells instead of {width}: {line!r}"
+    return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
 def strips_of(app: SupervisorApp) -> list[Strip]:
@@ -65,13 +70,9 @@ def strips_of(app: SupervisorApp) -> list[Strip]:
     return app.screen._compositor.render_strips()
 
 
-def _text_of(app: SupervisorApp, strips: Sequence[Strip]) -> str:
-    lines = [strip.text for strip in strips]
-    width, height = app.size
-    assert len(lines) == height, f"{len(lines)} lines instead of {height}"
-    for number, line in enumerate(lines):
-        assert cell_len(line) == width, f"line {number} has {cell_len(line)} cells instead of {width}: {line!r}"
-    return "\n".join(line.rstrip() for line in lines) + "\n"
+def _is_laid_out(app: SupervisorApp) -> bool:
+    """Whether the screen has lines for the whole terminal: one that was just pushed or resized gets them later."""
+    return app.screen._compositor.size == app.size
 
 
 async def settle(app: SupervisorApp, pilot: Pilot[int], turns: int = 5) -> str:
@@ -81,12 +82,10 @@ async def settle(app: SupervisorApp, pilot: Pilot[int], turns: int = 5) -> str:
     while time.process_time() < end:
         app.tick()
         await pilot.pause(0.008)
-        strips = strips_of(app)
-        if len(strips) != app.size.height:
-            # A screen that has just been pushed or has another size is laid out in its own time.
+        if not _is_laid_out(app):
             same = 0
             continue
-        now = _text_of(app, strips)
+        now = text_of(app)
         same = same + 1 if now == text else 0
         text = now
         if same >= turns:
@@ -122,10 +121,10 @@ async def _run_what_is_ready(app: SupervisorApp) -> None:
 
 
 async def until(app: SupervisorApp, pilot: Pilot[int], true: Callable[[], bool]) -> None:
-    """Let the application work until something is true."""
+    """Let the application work until something is true of a screen that is laid out."""
     end = time.process_time() + DEADLINE_S
     while time.process_time() < end:
-        if true():
+        if _is_laid_out(app) and true():
             return
         app.tick()
         await pilot.pause(0.005)

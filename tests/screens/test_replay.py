@@ -16,7 +16,7 @@ from supervisor.tui.replay import ReplayApp
 from supervisor.tui.screens.logs.screen import LogsScreen
 from tests.hostile import check_harmless, hostile_session
 from tests.screens import recordings
-from tests.screens.screens import compare, named, press, running_app, text_of, type_key
+from tests.screens.screens import compare, named, press, running_app, text_of, type_key, until
 
 
 @pytest.fixture
@@ -128,7 +128,8 @@ def test_any_keys_in_any_order(player: Player) -> None:
             for _ in range(150):
                 type_key(app, dice.choice(choice))
                 await pilot.pause(0.002)
-            text_of(app)
+            # The last key may have opened a screen that is not laid out yet.
+            await until(app, pilot, lambda: bool(text_of(app)))
             assert app.is_running
 
     asyncio.run(scenario())

@@ -9,7 +9,7 @@ import pytest
 
 from supervisor.tui import times
 from tests.screens import fabrics, recorded
-from tests.screens.screens import SIZES, compare, named, press, running, settle, text_of
+from tests.screens.screens import SIZES, compare, named, press, running, settle, text_of, until
 
 # Name, recording, keys to the screen.
 SCREENS = {
@@ -95,8 +95,7 @@ async def _shots(
             await pilot.resize_terminal(*size)
             await pilot.pause()
             app.tick()
-            await pilot.pause()
-            text_of(app)
+            await until(app, pilot, lambda: bool(text_of(app)))
         await settle(app, pilot)
     compare(name, texts)
 
