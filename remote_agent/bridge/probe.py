@@ -234,17 +234,25 @@ def left_over(home: Home) -> list[dict[str, Any]]:
         if not ours or match is None or not JOB_NAME.fullmatch(match["job"]):
             continue
         files = home.job(match["job"])
-        if files.root.is_dir() and agent_alive(files) is None and not agents & set(_line(pid)):
+        if not files.root.is_dir() or agent_alive(files) is not None:
+            continue
+        line = _line(pid)
+        if line and not agents & line:
             found.append({"pid": pid, "mode": match["mode"], "job": files.name})
     return found
 
 
-def _line(pid: int) -> Iterable[int]:
-    """Yield a process, its parent, and so on."""
-    while pid > 0:
-        yield pid
-        fields = stat_fields(pid)
-        pid = int(fields[1]) if fields else 0
+def _line(pid: int) -> set[int]:
+    """Return a process, its parent, and so on; an empty set if it has ended."""
+    while True:
+        line: set[int] = set()
+        at = pid
+        while at > 0 and (fields := stat_fields(at)):
+            line.add(at)
+            at = int(fields[1])
+        # If one of those above has ended meanwhile, the process has another parent.
+        if at <= 0 or at == pid:
+            return line
 
 
 def _python_files(workdir: Path) -> Iterable[Path]:
