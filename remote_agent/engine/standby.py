@@ -1,15 +1,17 @@
 """The engine's side of its waiting process (waiting.py): what it loads, when it is started, when it becomes ranks.
 
-In: what a node's ranks have imported, orders. Out: forked ranks, or `Cold` with the reason why they must be started
-like any process.
+In: what a node's ranks have imported, or what the script names, and orders. Out: forked ranks, or `Cold` with the
+reason why they must be started like any process.
 """
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import contextlib
 import dataclasses
 import hashlib
+import importlib.machinery
 import json
 import logging
 import os
@@ -19,7 +21,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +50,8 @@ ROOM = 2048
 MODULE = re.compile(r"\w+(\.\w+)*")
 # How many lists a node keeps, one for each script and interpreter.
 MAX_LISTS = 64
+# What a package imports only when a training script uses it: for torch, that is an optimizer's first step.
+LOADED_LATE = {"torch": "torch._dynamo"}
 # A rank's own variables. Nothing may have read them while modules were loaded.
 PER_RANK = frozenset(
     (
@@ -84,10 +88,23 @@ def refusal(order: Order, env: Mapping[str, str]) -> str:
     return "PYTHON_EXEC names another interpreter" if env.get("PYTHON_EXEC") else ""
 
 
+@dataclasses.dataclass(frozen=True)
+class LastStart:
+    """How the newest ranks were started: a waiting process is started in the same way."""
+
+    order: Order
+    env: dict[str, str]
+    """All variables of local rank 0."""
+    boot: Path | None
+    """The generation's own directory; None where nothing was started yet."""
+
+
 class Memory:
     """What is known of a script on this node, in one file: the modules that its ranks load, and what not to load."""
 
-    def __init__(self, folder: Path, order: Order) -> None:
+    def __init__(self, started: LastStart) -> None:
+        self._started = started
+        order, folder = started.order, Path(started.order.standby)
         script = _digest([order.kind, order.script, sys.executable, sys.version])
         self._path = folder / f"{script}-{_digest([order.cwd])}.json"
         # A tree that is new here begins with what the newest other one's script of that name has loaded.
@@ -96,13 +113,14 @@ class Memory:
 
     @property
     def modules(self) -> list[str]:
-        """The modules to load, in their order."""
-        given = self._known.get("modules")
-        names = [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
+        """The modules to load, in their order: those that ranks have loaded, before the first ranks what it names."""
         left_out = self.left_out
-        return [
-            name for name in names if MODULE.fullmatch(name) and not {name, name.partition(".")[0]} & left_out.keys()
-        ]
+        return [name for name in self._names() if not {name, name.partition(".")[0]} & left_out.keys()]
+
+    def _names(self) -> list[str]:
+        given = self._known.get("modules")
+        names = given if isinstance(given, list) else []
+        return [name for name in names if isinstance(name, str) and MODULE.fullmatch(name)] or named_by(self._started)
 
     @property
     def left_out(self) -> dict[str, str]:
@@ -128,10 +146,10 @@ class Memory:
             log.warning("cannot remember what %s loads: %s", self._path, error)
 
     def add(self, text: str) -> None:
-        """Add the modules that a rank has noted, one a line: name, tab, file."""
+        """Add the modules that a rank has noted, one a line: name, tab, file. What was loaded for it is not noted."""
         noted = [line.partition("\t") for line in text.splitlines()]
         outside = {name.partition(".")[0] for name, _, file in noted if not is_installed(file)}
-        known = self.modules
+        known = self._names()
         names = dict.fromkeys([*known, *(name for name, _, _ in noted if MODULE.fullmatch(name))])
         modules = [name for name in names if name.partition(".")[0] not in outside]
         if modules != known:
@@ -152,23 +170,47 @@ def _newest_first(folder: Path, pattern: str) -> list[Path]:
 
 def is_installed(file: str) -> bool:
     """Return whether a module's file belongs to Python or an installed package, not to anybody's work tree."""
-    parts = Path(file).parts
-    return (
-        "site-packages" in parts
-        or "dist-packages" in parts
-        or file.startswith((os.path.dirname(os.__file__) + os.sep, "<frozen "))
-    )
+    return _is_in_packages(Path(file)) or file.startswith((os.path.dirname(os.__file__) + os.sep, "<frozen "))
 
 
-@dataclasses.dataclass(frozen=True)
-class LastStart:
-    """How the newest ranks were started: a waiting process is started in the same way."""
+def _is_in_packages(path: Path) -> bool:
+    return not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
 
-    order: Order
-    env: dict[str, str]
-    """All variables of local rank 0."""
-    boot: Path | None
-    """The generation's own directory; None where nothing was started yet."""
+
+def named_by(started: LastStart) -> list[str]:
+    """Return the installed packages, and their modules, that a script imports when it is run, in its order."""
+    order = started.order
+    if order.kind != "script":
+        return []
+    path = Path(order.cwd, order.script)
+    try:
+        statements = list(_run_at_import(ast.parse(path.read_bytes()).body))
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return []  # Python tells the ranks, too
+    names = []
+    for one in statements:
+        if isinstance(one, ast.Import):
+            names += [alias.name for alias in one.names]
+        elif one.level == 0 and one.module:
+            names.append(one.module)
+    folders = [str(path.parent), *started.env.get("PYTHONPATH", "").split(os.pathsep), *sys.path]
+    packages = {name for one in names if _is_package(name := one.partition(".")[0], folders)}
+    found = [name for name in dict.fromkeys(names) if name.partition(".")[0] in packages]
+    return [*found, *(late for name, late in LOADED_LATE.items() if name in packages)]
+
+
+def _run_at_import(statements: Sequence[ast.AST]) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Find the import statements that are not in a function or a class."""
+    for one in statements:
+        if isinstance(one, (ast.Import, ast.ImportFrom)):
+            yield one
+        elif not isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.expr)):
+            yield from _run_at_import(list(ast.iter_child_nodes(one)))
+
+
+def _is_package(name: str, folders: Sequence[str]) -> bool:
+    spec = importlib.machinery.PathFinder.find_spec(name, folders)
+    return spec is not None and spec.origin is not None and _is_in_packages(Path(spec.origin))
 
 
 class Standby:
@@ -209,7 +251,7 @@ class Standby:
         if started is not None and started.boot is not None and started.order.standby:
             with contextlib.suppress(OSError):
                 noted = (started.boot / boot_dir.IMPORTS).read_text(encoding="utf-8", errors="replace")
-                Memory(Path(started.order.standby), started.order).add(noted)
+                Memory(started).add(noted)
 
     async def begin(self, is_urgent: bool = False) -> None:
         """Start the waiting process, if there is none, for ranks like the newest ones; `is_urgent`: they come soon."""
@@ -217,7 +259,7 @@ class Standby:
         if started is None or refusal(started.order, started.env):
             return None
         self.learn()
-        memory = Memory(Path(started.order.standby), started.order)
+        memory = Memory(started)
         made = self._made_for
         if self._process is not None and is_urgent and made is not None:
             # One that an earlier job has left.
@@ -227,7 +269,7 @@ class Standby:
         if self._process is not None:
             return None
         if not memory.modules:
-            # Before a launch that is no failure: nothing was started from this tree yet.
+            # Before a launch that is no failure.
             return None if is_urgent else self._fail("no module to load is known")
         short = shortage(memory.pss_kb, Path(started.order.cwd))
         if short:

@@ -213,6 +213,8 @@ def load(names: list[str], notes: Notes, priority: Priority) -> float:
                 _load_one(name, priority)
                 if _descriptors() != files:
                     raise Odd(f"{name} opens {_new_files(files)} when it is imported", [name.partition(".")[0]])
+                if threads():
+                    raise Odd(f"{name} starts a thread when it is imported", [name.partition(".")[0]])
     seconds = time.perf_counter() - began
     del main.__file__
     gc.enable()
@@ -282,10 +284,21 @@ def look_at_self(stash: Stash, directory: str) -> None:
             os._exit(is_bad)
     if os.waitpid(child, 0)[1] != 0:
         raise Odd("a module has asked CUDA for its devices while it was loaded")
-    # A library that can be forked (OpenBLAS) has ended its threads at the fork and starts them when they are needed.
-    threads = len(os.listdir("/proc/self/task"))
-    if threads > 1:
-        raise Odd(f"{threads - 1} threads run after modules were loaded")
+    if count := threads():
+        raise Odd(f"{count} threads run after modules were loaded")
+
+
+def threads() -> int:
+    """Return how many threads beside this one stay although the process is forked."""
+    count = len(os.listdir("/proc/self/task")) - 1
+    if count == 0:
+        return 0
+    # A library that can be forked (OpenBLAS) ends its threads at a fork, and starts them when they are needed.
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    return len(os.listdir("/proc/self/task")) - 1
 
 
 class Stamp:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,24 @@ def test_the_first_ranks_of_an_engine_are_warm(tmp_path: Path) -> None:
             assert (await one.go(cwd=str(other)))[0] == ""
             await one.seen()
             assert one.engine.text("stdout", one.generation, 1).startswith("edited")
+
+    asyncio.run(run())
+
+
+@pytest.mark.usefixtures("stub_torch")
+def test_the_first_ranks_of_a_script_that_is_new_here_are_forked_with_what_it_imports(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with node(tmp_path) as one:
+            await hello(one, one.tree)
+            assert (await one.go())[0] == ""
+            # The script prints what it sees of its imports: each is there when it comes to it, and not before.
+            before, after = await one.seen()
+            assert not {"early", "early.uses"} & set(before["names"])
+            assert (after["twice"], after["written"]) == (1, "yes")
+            # From then on it is known what they load besides: this is noted once they have made steps.
+            await one.engine.call("standby", generation=one.generation)
+            (known,) = (tmp_path / "standby").iterdir()
+            assert {"early", "early.uses", "random"} <= set(json.loads(known.read_text())["modules"])
 
     asyncio.run(run())
 

@@ -269,17 +269,26 @@ def test_a_restart_does_not_wait_for_one_that_is_still_loading_behind_everything
     asyncio.run(run())
 
 
-READS = "import os\nrank = os.environ.get('RANK')\n"
-
-
 @pytest.mark.usefixtures("stub_torch")
-def test_a_package_that_reads_a_rank_s_variables_is_not_loaded_early(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "first", "then"),
+    [
+        ("rank = os.environ.get('RANK')", "ready", "odd reads RANK when it is imported"),
+        ("file = open(os.devnull)", "failed", "odd opens /dev/null when it is imported"),
+        (
+            "import threading, time; threading.Thread(target=time.sleep, args=(600,), daemon=True).start()",
+            "failed",
+            "odd starts a thread when it is imported",
+        ),
+    ],
+)
+def test_a_package_that_cannot_be_loaded_early_is_left_out(tmp_path: Path, text: str, first: str, then: str) -> None:
     async def run() -> None:
-        async with node(tmp_path, "import reads\n" + SCRIPT) as one:
-            (one.installed / "reads.py").write_text(READS)
+        async with node(tmp_path, "import odd\n" + SCRIPT) as one:
+            (one.installed / "odd.py").write_text(f"import os\n{text}\n")
             await one.go()
-            assert (await one.warm())["state"] == "ready"
-            assert (await one.go())[0] == "reads reads RANK when it is imported"
+            assert (await one.warm())["state"] == first
+            assert (await one.go())[0] == then
             assert (await one.warm())["state"] == "ready"
             assert (await one.go())[0] == ""
             await one.seen()
