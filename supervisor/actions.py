@@ -193,7 +193,7 @@ ACTIONS: tuple[Action, ...] = (
         "coordinator is reachable",
     ),
     Action(
-        "node.cordon", "cordon", "c", "Cordon node", "exclude a node from future groups",
+        "node.cordon", "cordon", "c", "Cordon node", "do not readmit a node that leaves",
         scope="node", confirm=1, destructive=True, op="cordon", immediate=True,
         impact="{who} stays in the current group; after it is lost or fails, no new group includes it, not even as a "
         "spare; nothing restarts",

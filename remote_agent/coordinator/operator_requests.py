@@ -158,7 +158,7 @@ def on_add(turn: Turn, event: inputs.Add) -> None:
 
 
 def on_cordon(turn: Turn, event: inputs.Cordon) -> None:
-    """Exclude a node from future groups, or admit it again; the running group keeps its nodes."""
+    """Admit a node no more once it is outside the group, or again; restarts keep those that are inside."""
     if _over(turn) or not _known(turn, event.node):
         return
     name, node = event.node, turn.node(event.node)
@@ -175,7 +175,8 @@ def on_cordon(turn: Turn, event: inputs.Cordon) -> None:
         turn.set_node(name, status="spare" if full else "ready", reason=formation.FULL if full else None)
     kind = EventType.NODE_CORDONED if event.on else EventType.NODE_UNCORDONED
     turn.emit(kind, node=name, operator=event.operator, status=turn.node(name).status)
-    turn.reply(f"{name} {'will not join future groups' if event.on else 'may join future groups again'}")
+    keeps = "is not admitted" if outside else "stays until it leaves the group, and is not admitted again"
+    turn.reply(f"{name} {keeps if event.on else 'may be admitted again'}")
     if not event.on:
         formation.admit(turn, name, StopCause.RETURNED)
 

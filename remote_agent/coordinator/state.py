@@ -60,7 +60,7 @@ class Node:
     leaves: bool = False
     """It was removed, and stays only until a group without it has formed."""
     cordoned: bool = False
-    """Excluded from future groups by an operator; it stays in its current one."""
+    """By an operator: it is not admitted to the group; inside it, it stays across restarts."""
     snapshots: tuple[Mapping[str, Any], ...] = ()
     """The snapshots that it keeps: id, path, step, time_ns and bytes of each."""
 

@@ -100,7 +100,7 @@ def test_fish_completes_with_descriptions(here: Path) -> None:
     environment = {**os.environ, "HOME": str(here)}
     done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.splitlines() == [
-        "cordon\texclude a node from future groups",
+        "cordon\tdo not readmit a node that leaves",
         "hosts.toml\tused before",
         "train-k3f9\trunning",
         "west\twest",

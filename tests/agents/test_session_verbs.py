@@ -207,8 +207,10 @@ def test_detach_steer_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capf
         status = cli("status", "h.toml").lines
         assert "set by operators: NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT, since generation 1" in status
         assert status[-1] == "nccl: 2.26.2+cuda12.8"
-        assert cli("cordon", "h.toml", "--node", "n2").lines == ["n2 will not join future groups"]
-        assert cli("uncordon", "h.toml", "--node", "n2").lines == ["n2 may join future groups again"]
+        assert cli("cordon", "h.toml", "--node", "n2").lines == [
+            "n2 stays until it leaves the group, and is not admitted again"
+        ]
+        assert cli("uncordon", "h.toml", "--node", "n2").lines == ["n2 may be admitted again"]
         # Python's start is over once it prints; a signal that it does not handle would end it.
         sent = cli("signal", "h.toml", "--rank", "1,7", "CONT")
         assert (sent.status, sent.lines) == (1, ["rank 1: sent", "rank 7: no rank 7 runs in this job"])

@@ -409,10 +409,16 @@ def _add_back(case: Case, node: str, *before: Verb) -> None:
     case.verb("add", "--node", node).answer()
 
 
+def _uncordon(case: Case, node: str, before: Verb) -> None:
+    """Admit a node again, healed; the request before it may wait for a coordinator, and would come after this one."""
+    before.answer()
+    case.verb("uncordon", "--node", node).answer()
+
+
 def _cordon_races(case: Case) -> None:
     (node,) = case.members()
-    case.heal_by(lambda: case.verb("uncordon", "--node", node).answer())
-    case.verb("cordon", "--node", node)
+    cordon = case.verb("cordon", "--node", node)
+    case.heal_by(lambda: _uncordon(case, node, cordon))
     case.sleep(0.0, 0.3)
     _break_by_chance(case)
     case.verb("restart")
@@ -440,9 +446,11 @@ def _stop_beside(case: Case) -> None:
 
 def _all_commands_at_once(case: Case) -> None:
     (node,) = case.members()
-    case.heal_by(lambda: case.verb("uncordon", "--node", node).answer())
-    for words in (["restart"], ["cordon", "--node", node], ["status"], ["restart"], ["events"], ["incidents"]):
-        case.verb(*words)
+    case.verb("restart")
+    cordon = case.verb("cordon", "--node", node)
+    case.heal_by(lambda: _uncordon(case, node, cordon))
+    for verb in ("status", "restart", "events", "incidents"):
+        case.verb(verb)
 
 
 def _ranks_signalled(case: Case) -> None:
