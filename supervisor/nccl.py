@@ -12,16 +12,16 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from supervisor.inventory.pattern import fold
 
 if TYPE_CHECKING:
+    from remote_agent.wire.documents import Severity
     from supervisor.link.hub import Hub
 
 Document = Mapping[str, Any]
 Pair = tuple[str, str]
-Severity = Literal["error", "warning", "info"]
 RDMA_NETWORKS = re.compile(r"IB|RoCE|RDMA|UCX|Libfabric|OFI|SHARP", re.I)
 # Bridges and similar: they lead to containers on the same machine, never to another machine.
 LOCAL_INTERFACES = re.compile(r"(docker|br-|virbr|veth|cni|flannel|cali|lxc|podman)\w*|lo\b")

@@ -16,7 +16,6 @@ import datetime
 import json
 import logging
 import os
-import re
 import shutil
 import stat
 from collections.abc import Iterator, Mapping
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from remote_agent.diagnose.tracebacks import read_error_document
 from remote_agent.election.peers import PeerRefused, PeerUnreachable
+from remote_agent.logs.catalogue import RANK_FOLDER
 from remote_agent.text.shapes import clip
 from remote_agent.wire import Answer, CallFailed, Channel, Items, WireError
 from remote_agent.wire.documents import COPY_MARK
@@ -54,7 +54,6 @@ ERROR = "error.json"
 NAMES = ("stdout.log", "stderr.log", "nccl.log", ERROR)
 # Of an incident: what the other ranks of a node said is in the logs.
 MAX_LINES = 12
-_RANK = re.compile(r"rank_(\d{1,9})")
 
 
 class RankFile(NamedTuple):
@@ -153,7 +152,7 @@ class LastOutputKeeper:
             del sent[place]
         folder = self._files.generation(generation)
         with contextlib.suppress(FileNotFoundError):
-            ranks = [int(match[1]) for name in os.listdir(folder) if (match := _RANK.fullmatch(name))]
+            ranks = [int(match[1]) for name in os.listdir(folder) if (match := RANK_FOLDER.fullmatch(name))]
             limit = _limit(len(ranks))
             places = [RankFile(generation, rank, name) for rank in sorted(ranks) for name in NAMES]
             return [piece for place in places for piece in self._read_end(place, limit, sent)]

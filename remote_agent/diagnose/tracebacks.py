@@ -28,7 +28,7 @@ _EXCEPTION = re.compile(r"^(?P<type>(?:[\w$<>]+\.)*[A-Za-z_]\w*)(?:: ?(?P<messag
 _FAULT_HEAD = re.compile(r"^(?:Current thread|Thread) .*\(most recent call first\):")
 _FATAL = re.compile(r"^Fatal Python error: (?P<message>.+)$")
 _NAMED_AS_ERROR = re.compile(r"(?:Error|Exception|Interrupt|Failure|Timeout|Expired)$")
-_HEAD = "Traceback (most recent call last):"
+HEAD = "Traceback (most recent call last):"
 # A traceback that the library rich prints.
 _BOX = re.compile(r"^[╭┌].*Traceback \(most recent call last\)")
 _BOX_FRAME = re.compile(r"^[│|] (?P<file>\S+\.py):(?P<line>\d+) in (?P<function>[^\s│|]+)")
@@ -163,7 +163,7 @@ def find_traces(text: str) -> list[Trace]:
     fruitless = 0
     while number < len(lines):
         trace: Trace | None = None
-        if lines[number].rstrip().endswith(_HEAD):
+        if lines[number].rstrip().endswith(HEAD):
             trace, _ = _read_traceback(lines, number)
         elif _BOX.match(lines[number]):
             trace = _read_box(lines, number)
@@ -218,7 +218,7 @@ def last_background_failure(text: str) -> Trace | None:
 
 def _read_traceback(lines: list[str], start: int) -> tuple[Trace | None, int]:
     """Read the frames after this line, and the exception after them; returns also the number of the line after them."""
-    headless = start < 0 or not lines[start].rstrip().endswith(_HEAD)
+    headless = start < 0 or not lines[start].rstrip().endswith(HEAD)
     indent = 0 if headless else len(lines[start]) - len(lines[start].lstrip())
     frames: list[StackFrame] = []
     number = start + 1

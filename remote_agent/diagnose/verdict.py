@@ -45,7 +45,7 @@ _SAME_ON_ALL = ("permission_import_missing_module",)
 # These happen to all ranks: which one was first is chance.
 _TO_ALL = ("rendezvous_timeout", "port_in_use", "node_lost", "signal_preempted")
 _TIMED_OUT = re.compile(r"\btim(?:ed|es) ?out|\btimeout", re.IGNORECASE)
-_MAX_EVIDENCE = 12
+MAX_EVIDENCE = 12
 _MAX_PLACES = 3
 _WORK = re.compile(r"WorkNCCL\(SeqNum=(\d+), OpType=(\w+)")
 # The GUID of a group is the same in all processes.
@@ -447,13 +447,13 @@ def _time(cause: _Cause, findings: list[Finding], context: JobContext) -> int | 
 def _evidence(cause: _Cause, findings: list[Finding]) -> tuple[EvidenceLine, ...]:
     """Return the lines of the cause, then one line for each other category of failure."""
     own = dict.fromkeys(line for each in cause.findings for line in each.evidence)
-    lines = list(own)[: _MAX_EVIDENCE // 2]
+    lines = list(own)[: MAX_EVIDENCE // 2]
     seen = {each.category for each in cause.findings}
     for each in findings:
         if each.role in (PRIMARY, SECONDARY, UNEXPLAINED) and each.category not in seen and each not in cause.findings:
             seen.add(each.category)
             lines.extend(each.evidence[:1])
-    return tuple(lines[:_MAX_EVIDENCE])
+    return tuple(lines[:MAX_EVIDENCE])
 
 
 def _victims(cause: _Cause, findings: list[Finding], context: JobContext) -> tuple[Victims, ...]:

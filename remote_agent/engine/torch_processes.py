@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from remote_agent.base.proc import own_command
 from remote_agent.engine import installed
+from remote_agent.engine.store_process import MESSAGE_BYTES
 
 if TYPE_CHECKING:
     from remote_agent.engine.processes import Orphans
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STORE_S = 30.0
-MESSAGE_BYTES = 65536
 
 
 class Torch(Protocol):

@@ -13,12 +13,12 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from remote_agent.logs.logfile import STREAMS, Descriptors, Key, LogFile
+from remote_agent.logs.logfile import Descriptors, Key, LogFile
 from remote_agent.logs.progress import StepReader
-from remote_agent.wire.documents import COPY_MARK
+from remote_agent.wire.documents import COPY_MARK, STREAMS
 
-_GENERATION = re.compile(r"generation_(\d{1,9})\Z")
-_RANK = re.compile(r"rank_(\d{1,9})\Z")
+GENERATION_FOLDER = re.compile(r"generation_(\d{1,9})\Z")
+RANK_FOLDER = re.compile(r"rank_(\d{1,9})\Z")
 
 
 def _numbered(folder: Path, pattern: re.Pattern[str]) -> list[tuple[int, Path]]:
@@ -57,7 +57,7 @@ class Catalogue:
 
     def scan_root(self) -> None:
         """Find new generations."""
-        for generation, path in _numbered(self.root, _GENERATION):
+        for generation, path in _numbered(self.root, GENERATION_FOLDER):
             self.folders.setdefault(generation, {path})
 
     def scan(self, generation: int) -> list[LogFile]:
@@ -67,7 +67,7 @@ class Catalogue:
         if not folder.is_dir():
             return new
         folders = self.folders.setdefault(generation, {folder})
-        for rank, path in _numbered(folder, _RANK):
+        for rank, path in _numbered(folder, RANK_FOLDER):
             folders.add(path)
             new.extend(self.scan_rank(generation, rank, path))
         return new
@@ -103,7 +103,7 @@ class Catalogue:
     def generation_of(self, path: Path) -> int | None:
         """Return the generation to which a directory belongs, or None."""
         for name in (path.name, path.parent.name):
-            match = _GENERATION.match(name)
+            match = GENERATION_FOLDER.match(name)
             if match is not None:
                 return int(match.group(1))
         return None

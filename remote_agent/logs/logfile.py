@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from remote_agent.logs.progress import StepReader
 
 SLICE = 256 * 1024
-STREAMS = ("stdout", "stderr", "nccl")
 # This many bytes before the place where reading stopped must be unchanged.
 _STAMP = 16
 _TAIL_OF_OLD_FILE = 64 * 1024

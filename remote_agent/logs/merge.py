@@ -17,8 +17,9 @@ from remote_agent.logs.index import MARK_GAP_NS
 from remote_agent.logs.records import Backwards, Forwards, Record
 from remote_agent.logs.selection import BODY_LIMIT
 from remote_agent.logs.slices import Breather
-from remote_agent.logs.window import MAX_ROWS, index_until, row_json
+from remote_agent.logs.window import index_until, row_json
 from remote_agent.wire import Answer
+from remote_agent.wire.documents import MAX_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence

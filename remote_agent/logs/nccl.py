@@ -12,20 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from remote_agent.diagnose.nccl import NcclProcess, node_map, summary
+from remote_agent.logs.catalogue import GENERATION_FOLDER, RANK_FOLDER
 
 # NCCL prints its facts when it starts: later lines of a long log change nothing.
 HEAD_BYTES = 512 * 1024
 # All ranks print the same except for their own connections.
 RANKS = 16
 _FILES = ("nccl.log", "stdout.log", "stderr.log")
-_GENERATION = re.compile(r"generation_(\d+)\Z")
-_RANK = re.compile(r"rank_(\d+)\Z")
 
 
 def read_facts(root: Path) -> dict[str, Any] | None:
     """Return the contract's `nccl` object from the logs below `root`; it may take some 10 ms."""
-    generations = _numbered(root, _GENERATION)
-    folders = _numbered(generations[-1], _RANK)[:RANKS] if generations else []
+    generations = _numbered(root, GENERATION_FOLDER)
+    folders = _numbered(generations[-1], RANK_FOLDER)[:RANKS] if generations else []
     return summary(map(_read, folders))
 
 
@@ -33,10 +32,10 @@ def read_map(root: Path, known: str = "") -> dict[str, Any]:
     """Return `generation`, `stamp` and the ranks' NCCL output (`diagnose.nccl`), without the output if `known` is the
     stamp. It may take some 100 ms.
     """
-    generations = _numbered(root, _GENERATION)
+    generations = _numbered(root, GENERATION_FOLDER)
     if not generations:
         return {"generation": -1, "stamp": ""}
-    folders = _numbered(generations[-1], _RANK)
+    folders = _numbered(generations[-1], RANK_FOLDER)
     sizes = [min(HEAD_BYTES, _size(folder / name)) for folder in folders for name in _FILES]
     generation = generations[-1].name.partition("_")[2]
     stamp = f"{generation}:{sum(sizes)}"

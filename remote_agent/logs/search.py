@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from remote_agent.logs.index import after_newlines
+from remote_agent.logs.logfile import SLICE
 from remote_agent.logs.records import Record, is_kept
 from remote_agent.logs.slices import Breather
 from remote_agent.logs.window import index_until, row_json
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-SLICE = 256 * 1024
 _BATCH_ROWS = 256
 _BATCH_BYTES = 512 * 1024
 _BATCH_S = 0.2

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Union
 
-from remote_agent.logs.logfile import STREAMS, Key, LogFile
+from remote_agent.logs.logfile import Key, LogFile
 from remote_agent.text.levels import NCCL_MARK, minimum_level
 from remote_agent.text.patterns import Filter, make_filter
 from remote_agent.text.rows import stream_of
 from remote_agent.wire import Problem
+from remote_agent.wire.documents import STREAMS
 
 if TYPE_CHECKING:
     from remote_agent.logs.catalogue import Catalogue

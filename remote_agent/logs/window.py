@@ -12,12 +12,12 @@ from remote_agent.logs.selection import BODY_LIMIT
 from remote_agent.logs.slices import Breather
 from remote_agent.text.levels import LETTERS
 from remote_agent.wire import Answer
+from remote_agent.wire.documents import MAX_ROWS
 
 if TYPE_CHECKING:
     from remote_agent.logs.logfile import LogFile
     from remote_agent.text.rows import Row
 
-MAX_ROWS = 4096
 # How long a request waits for the index of a file that existed before this agent.
 INDEX_WAIT_S = 1.0
 # The end of a file can be shown without an index.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from remote_agent.wire.events import PHASES, EventType, JournalEvent
 from remote_agent.wire.gate import (
@@ -29,6 +29,10 @@ from remote_agent.wire.gate import (
     whole,
 )
 
+STREAMS = ("stdout", "stderr", "nccl")
+# A node gives no more rows of a log than this at once.
+MAX_ROWS = 4096
+Severity = Literal["error", "warning", "info"]
 # More than any job has: a damaged number must not become a list of that length.
 MAX_RANKS = 1 << 17
 # In the years 1684 and 2255; anything beyond is no time. A machine without a clock starts in 1970.

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 from remote_agent.text.patterns import compile_pattern, ignores_case, make_filter
 from remote_agent.text.rows import dropped_text
 from remote_agent.wire import Problem
+from remote_agent.wire.documents import MAX_ROWS
+from remote_agent.wire.documents import STREAMS as ALL_STREAMS
 from supervisor.cli.entry import say
 from supervisor.cli.options import load_target, make_parser, parse, read_duration, read_ranks, say_left_out
 from supervisor.cli.output import Writer
@@ -30,7 +32,6 @@ from supervisor.logs.files import READ_DEADLINE, Asking
 from supervisor.logs.live import RowReader
 from supervisor.logs.rows import Clocks, now_ns
 from supervisor.logs.selection import ALL, RecordFilter, Selection, Sieve, files_of
-from supervisor.logs.selection import STREAMS as ALL_STREAMS
 from supervisor.standard_streams import binary_out
 
 if TYPE_CHECKING:
@@ -217,7 +218,7 @@ async def _since(
         return now_ns(session), None
     left, before_ns, clocks = options.tail, None, None
     while True:
-        count = min(merge.MAX_ROWS, left)
+        count = min(MAX_ROWS, left)
         page = await merge.merged(session, selection, count, before_ns=before_ns, clocks=clocks)
         clocks, left = page.clocks, left - len(page.rows)
         before_ns = page.since_ns

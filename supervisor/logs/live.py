@@ -21,6 +21,7 @@ from remote_agent.wire.events import ENDED_STATES
 from supervisor.errors import RequestFailed, Unreachable, why
 from supervisor.link.tasks import cancel_all
 from supervisor.logs.files import READ_DEADLINE, Failure, is_own, leave_out, sources
+from supervisor.logs.merge import RankStream
 from supervisor.logs.rows import Clocks, LogLine
 
 if TYPE_CHECKING:
@@ -40,9 +41,8 @@ RETRY = 0.5
 # How often to look for nodes that have joined, seconds.
 LOOK = 1.0
 
-# A file: generation, rank, stream. Positions: the next byte, or line, of each file.
-File = tuple[int, int, str]
-Positions = dict[File, int]
+Positions = dict[RankStream, int]
+"""The next byte, or line, of each file."""
 
 
 class Chunk(NamedTuple):
@@ -188,7 +188,7 @@ def _positions(answer: Answer) -> Positions:
     return found
 
 
-def _file(entry: dict[str, Any]) -> File:
+def _file(entry: dict[str, Any]) -> RankStream:
     return (int(entry["generation"]), int(entry["rank"]), str(entry["stream"]))
 
 

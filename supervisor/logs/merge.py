@@ -22,14 +22,12 @@ if TYPE_CHECKING:
     from supervisor.link.hub import Hub
     from supervisor.logs.selection import Selection
 
-# The nodes give no more rows than this at once.
-MAX_ROWS = 4096
 # Longest wait for one node's rows where those of the others are wanted without them, seconds.
 PATIENCE = 2.5
 
-File = tuple[int, int, str]
+RankStream = tuple[int, int, str]
 """Generation, rank, stream."""
-Ends = dict[File, "int | None"]
+Ends = dict[RankStream, "int | None"]
 """How many lines each file of a node has; None: the file existed before its agent, and is not indexed yet."""
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from remote_agent.text.rows import NCCL_MARK, stream_of
+from remote_agent.wire.documents import STREAMS
 
 LEVELS: Final = ("", "warn", "error")
-STREAMS = ("stdout", "stderr", "nccl")
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from remote_agent.diagnose.evidence import JobContext, name_nodes
 from remote_agent.diagnose.flight import Parting, Record, compare, read
 from remote_agent.diagnose.incidents import EvidenceLine, Incident, Victims
 from remote_agent.diagnose.signatures import HINTS
+from remote_agent.diagnose.verdict import MAX_EVIDENCE
 from remote_agent.text.names import name_ranks
 from remote_agent.text.shapes import clip, fingerprint
 from remote_agent.wire.gate import MAX_DEPTH, Misfit, parse
@@ -44,7 +45,6 @@ _EXPLAINED = (
     "victims",
     "missing",
 )
-_MAX_EVIDENCE = 12
 
 MAX_BYTES: Final = 64 << 20
 MAX_OBJECTS: Final = 4_000_000
@@ -92,9 +92,9 @@ class FlightRecords:
         *earlier, last = incidents
         flight, own = found[-1], last["evidence"]
         if last["category"] not in _CONSEQUENCES:
-            return [*earlier, {**last, "evidence": [*own, *flight["evidence"]][:_MAX_EVIDENCE]}]
+            return [*earlier, {**last, "evidence": [*own, *flight["evidence"]][:MAX_EVIDENCE]}]
         verdict = {key: flight[key] for key in _EXPLAINED}
-        return [*earlier, {**last, **verdict, "evidence": [*flight["evidence"], *own][:_MAX_EVIDENCE]}]
+        return [*earlier, {**last, **verdict, "evidence": [*flight["evidence"], *own][:MAX_EVIDENCE]}]
 
     def _runs(self) -> list[list[str]]:
         """Return the directories of each run: all are of one, unless they have records of the same rank."""
@@ -135,7 +135,7 @@ def incident_of(parting: Parting, context: JobContext, files: Mapping[int, str])
         culprit_node=nodes[0] if len(nodes) == 1 else None,
         evidence=tuple(
             EvidenceLine(context.node_of(rank), rank, files.get(rank), None, clip(text))
-            for rank, text in parting.lines[:_MAX_EVIDENCE]
+            for rank, text in parting.lines[:MAX_EVIDENCE]
         ),
         victims=victims,
         missing=parting.missing_document(),

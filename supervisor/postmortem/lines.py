@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from remote_agent.diagnose.json_lines import shown_lines
+from remote_agent.diagnose.tracebacks import HEAD
 
 # Colours, titles and other control sequences of terminals.
 _CONTROL = re.compile(r"\x1b\[[\d;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-_HEAD = "Traceback (most recent call last):"
 # A traceback is searched for in this many lines below its head; it has at least this many lines.
 _NEAR = 200
 _LEAST = 3
@@ -53,7 +53,7 @@ def without_prefixes(lines: list[FileLine]) -> list[FileLine]:
     """Return the lines with the prefixes of tracebacks removed, except on the first line, which has the time."""
     lines = list(lines)
     for index in range(len(lines)):
-        before, head, after = lines[index].text.partition(_HEAD)
+        before, head, after = lines[index].text.partition(HEAD)
         if not head or after.strip() or not before.strip():
             continue
         near = lines[index + 1 : index + _NEAR]

@@ -11,16 +11,16 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from remote_agent.wire.events import HOST_NAME
 from supervisor.inventory.pattern import fold
 from supervisor.preflight.probe import Preflight, bad_groups
 
 if TYPE_CHECKING:
+    from remote_agent.wire.documents import Severity
     from supervisor.link.view import HostView
 
-Severity = Literal["error", "warning", "info"]
 Facts = Mapping[str, Any]
 GB = 10**9
 # Any checkpoint needs more than this.

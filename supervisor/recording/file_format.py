@@ -79,7 +79,7 @@ read_log = record(
 )
 
 # Node, generation, rank, stream.
-File = tuple[str, int, int, str]
+NodeStream = tuple[str, int, int, str]
 
 
 class RecordingError(UsageError):

@@ -24,7 +24,7 @@ from remote_agent.history import pyramid, samples
 from remote_agent.text.patterns import LINE_S, Pattern, TooLong, compile_pattern, make_filter
 from remote_agent.text.rows import RECORD_GAP_NS, RECORD_LIMIT, RecordReader
 from remote_agent.wire import Answer, Problem
-from remote_agent.wire.documents import count, parse_event
+from remote_agent.wire.documents import MAX_ROWS, count, parse_event
 from remote_agent.wire.gate import Misfit, parse, record, text
 from remote_agent.wire.status_diff import merge
 from supervisor.errors import RequestFailed
@@ -32,7 +32,7 @@ from supervisor.link.view import HostView
 from supervisor.logs.merge import Ends
 from supervisor.logs.rows import LogLine
 from supervisor.recording import file_format
-from supervisor.recording.file_format import File, Line, RecordingError
+from supervisor.recording.file_format import Line, NodeStream, RecordingError
 
 if TYPE_CHECKING:
     from supervisor.logs.selection import RecordFilter, Selection
@@ -123,7 +123,7 @@ class Recording:
         self._read_statuses(_read(path, file, file_format.STATUSES).splitlines())
         self.hosts = [HostView(**{key: host[key] for key in HOST}) for host in self.meta["hosts"]]
         logs = [file_format.read_log(parse(line)) for line in _read(path, file, file_format.LOGS).splitlines()]
-        self.files: dict[File, Json] = {
+        self.files: dict[NodeStream, Json] = {
             (one["node"], one["generation"], one["rank"], one["stream"]): one
             for one in logs
             if one["begin_ns"] is not None
@@ -134,9 +134,9 @@ class Recording:
         self.begin_ns = min([*self.event_times_ns[:1], *self.status_times_ns[:1]], default=0)
         self.end_ns: int = max(self.meta["end_ns"], self.begin_ns)
         self._filter: object = None
-        self._filtered: dict[File, Lines] = {}
+        self._filtered: dict[NodeStream, Lines] = {}
         """The lines of each file that pass the newest filter."""
-        self._held: OrderedDict[File, Lines] = OrderedDict()
+        self._held: OrderedDict[NodeStream, Lines] = OrderedDict()
         self._held_bytes = 0
         self._held_limit = min(HELD_BYTES, max(4 * FREE_BYTES, RATIO * path.stat().st_size))
 
@@ -176,22 +176,22 @@ class Recording:
         is_whole = number == 0 or self._wholes[whole : whole + 1] == [number]
         return merge({} if is_whole else before, json.loads(self._statuses[number]))
 
-    def cached_lines(self, file: File, chosen: RecordFilter) -> Lines | None:
+    def cached_lines(self, file: NodeStream, chosen: RecordFilter) -> Lines | None:
         """Return the lines of one file that pass a filter, if they are known; a new filter empties the cache."""
         if self._filter != chosen:
             self._filter, self._filtered = chosen, {}
         return self._filtered.get(file)
 
-    def cache_lines(self, file: File, chosen: RecordFilter, lines: Lines) -> None:
+    def cache_lines(self, file: NodeStream, chosen: RecordFilter, lines: Lines) -> None:
         """Keep the lines of one file that pass a filter, unless there is a newer filter."""
         if self._filter == chosen:
             self._filtered[file] = lines
 
-    def is_held(self, file: File) -> bool:
+    def is_held(self, file: NodeStream) -> bool:
         """True when the lines of a file are in memory."""
         return file in self._held
 
-    def lines(self, file: File) -> Lines:
+    def lines(self, file: NodeStream) -> Lines:
         """Return the recorded lines of one file; raises RecordingError where they cannot be read."""
         lines = self._held.get(file)
         if lines is None:
@@ -339,17 +339,16 @@ def _too_large(path: Path, member: str) -> RecordingError:
 # --- the logs at one time
 
 # The most rows in one answer, as on a node.
-MAX_ROWS = 4096
 LINES_PER_TURN = 4096
 
 LEVELS = ("D", "I", "W", "E")
 RECORDS_PER_TURN = 1024
 
 # A file, its lines, and which of its rows: from, up to.
-Span = tuple[File, Lines, int, int]
+Span = tuple[NodeStream, Lines, int, int]
 
 
-def window(recording: Recording, file: File, now_ns: int, args: Mapping[str, Any]) -> Answer:
+def window(recording: Recording, file: NodeStream, now_ns: int, args: Mapping[str, Any]) -> Answer:
     """Return `count` rows from `line` on, as log_window does; a negative line counts from the end."""
     lines = recording.lines(file) if file in recording.files else Lines()
     total, line = lines.total(now_ns), int(args["line"])
@@ -374,7 +373,7 @@ def window(recording: Recording, file: File, now_ns: int, args: Mapping[str, Any
     return Answer(data, b"\n".join(row.text for row in found))
 
 
-def selected(recording: Recording, selection: Selection, now_ns: int) -> list[File]:
+def selected(recording: Recording, selection: Selection, now_ns: int) -> list[NodeStream]:
     """Return the selected files with lines at that time; without a generation, those of the newest one."""
     begun = [file for file, one in recording.files.items() if one["begin_ns"] <= now_ns]
     newest = max((generation for _, generation, _, _ in begun), default=0)
@@ -389,7 +388,7 @@ def selected(recording: Recording, selection: Selection, now_ns: int) -> list[Fi
     ]
 
 
-async def _chosen(recording: Recording, selection: Selection, now_ns: int) -> list[tuple[File, Lines]]:
+async def _chosen(recording: Recording, selection: Selection, now_ns: int) -> list[tuple[NodeStream, Lines]]:
     """Return the selected files with their lines; the screen gets a turn while they are read."""
     chosen = []
     for file in selected(recording, selection, now_ns):
@@ -441,7 +440,9 @@ async def merged(
     return found[begin:], len(found) - begin < there
 
 
-def _spans(files: list[tuple[File, Lines]], now_ns: int, before_ns: int | None, after_ns: int | None) -> Iterator[Span]:
+def _spans(
+    files: list[tuple[NodeStream, Lines]], now_ns: int, before_ns: int | None, after_ns: int | None
+) -> Iterator[Span]:
     """Yield the rows of each file that lie between the times."""
     for file, lines in files:
         begin = 0 if after_ns is None else bisect_left(lines.times_ns, after_ns)
@@ -471,12 +472,12 @@ def _nearest(spans: list[Span], count: int, *, forwards: bool) -> Iterator[Span]
             yield file, lines, begin, end
 
 
-def row_of(file: File, line: Line) -> LogLine:
+def row_of(file: NodeStream, line: Line) -> LogLine:
     """Return a line as a row of a session."""
     return LogLine(*file, line.line, line.offset, line.t_ns, line.level, line.text)
 
 
-def rows(file: File, lines: Lines) -> Iterator[LogLine]:
+def rows(file: NodeStream, lines: Lines) -> Iterator[LogLine]:
     """Yield all recorded lines of one file as rows."""
     return (row_of(file, line) for line in lines.rows)
 
@@ -550,7 +551,7 @@ async def nearest(
     note_span(since_ns or None, until_ns)
 
 
-async def filtered(recording: Recording, file: File, chosen: RecordFilter) -> Lines:
+async def filtered(recording: Recording, file: NodeStream, chosen: RecordFilter) -> Lines:
     """Return the lines of one file that pass; the results of the newest filter are cached."""
     kept = recording.cached_lines(file, chosen)
     if kept is None:

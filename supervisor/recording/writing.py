@@ -30,7 +30,7 @@ from supervisor.link.tasks import cancel_all
 from supervisor.logs import files as log_files
 from supervisor.logs.rows import Clocks, now_ns
 from supervisor.recording import file_format, redact
-from supervisor.recording.file_format import File, Line
+from supervisor.recording.file_format import Line, NodeStream
 from supervisor.recording.reading import HOST
 
 if TYPE_CHECKING:
@@ -109,12 +109,12 @@ async def _engine(link: Link) -> Json:
     return link.view.engine if facts is None else facts
 
 
-async def _write_logs(file: zipfile.ZipFile, wanted: Mapping[file_format.File, Excerpt]) -> list[Json]:
+async def _write_logs(file: zipfile.ZipFile, wanted: Mapping[file_format.NodeStream, Excerpt]) -> list[Json]:
     """Write the excerpts, a few at once; returns their index."""
     room = asyncio.Semaphore(AT_ONCE)
     writing = asyncio.Lock()
 
-    async def one(key: file_format.File, excerpt: Excerpt) -> Json:
+    async def one(key: file_format.NodeStream, excerpt: Excerpt) -> Json:
         node, generation, rank, stream = key
         member = f"logs/{node}/generation_{generation}/rank_{rank}/{stream}.jsonl"
         async with room:
@@ -353,11 +353,11 @@ class Excerpt:
         return Line(int(row["line"]), int(row["offset"]), t_ns, row.get("level"), redacted)
 
 
-async def excerpts(session: Session, incidents: Iterable[Mapping[str, Any]], limit: Limit) -> dict[File, Excerpt]:
+async def excerpts(session: Session, incidents: Iterable[Mapping[str, Any]], limit: Limit) -> dict[NodeStream, Excerpt]:
     """Return the files of all reachable nodes with the excerpt of each; raises Unreachable, RequestFailed."""
     clocks = Clocks(session)
     wanted = evidence_lines(incidents)
-    result: dict[File, Excerpt] = {}
+    result: dict[NodeStream, Excerpt] = {}
     files = await log_files.files(session)
     share = limit.share(sum(1 for file in files if file["size"]))
     for file in files:
@@ -366,9 +366,9 @@ async def excerpts(session: Session, incidents: Iterable[Mapping[str, Any]], lim
     return result
 
 
-def evidence_lines(incidents: Iterable[Mapping[str, Any]]) -> dict[File, list[int]]:
+def evidence_lines(incidents: Iterable[Mapping[str, Any]]) -> dict[NodeStream, list[int]]:
     """Return the lines, counted from 0, that incidents quote, by file."""
-    lines: dict[File, list[int]] = {}
+    lines: dict[NodeStream, list[int]] = {}
     for incident in incidents:
         for proof in incident.get("evidence") or ():
             place = _PLACE.search(str(proof.get("file") or ""))

@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 
 from remote_agent.logs import LogStore, index, logfile, merge, selection
 from remote_agent.logs.catalogue import Catalogue
-from remote_agent.logs.logfile import STREAMS, Key, LogFile
+from remote_agent.logs.logfile import Key, LogFile
 from remote_agent.logs.records import Backwards
 from remote_agent.text import patterns
 from remote_agent.text.levels import ESCAPES, level_of, minimum_level
 from remote_agent.text.rows import RecordReader, stream_of
+from remote_agent.wire.documents import STREAMS
 from tests.examples import examples
 
 CLIP = 64 * 1024

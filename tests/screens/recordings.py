@@ -39,7 +39,7 @@ def statuses_of(session: RecordedSession) -> list[dict[str, Any]]:
     return reported
 
 
-def lines_of(session: RecordedSession) -> dict[file_format.File, list[file_format.Line]]:
+def lines_of(session: RecordedSession) -> dict[file_format.NodeStream, list[file_format.Line]]:
     """All lines of a document."""
     return {
         file: [
@@ -54,7 +54,7 @@ def write(
     name: str = "failed_4x2",
     *,
     session: RecordedSession | None = None,
-    logs: dict[file_format.File, list[file_format.Line]] | None = None,
+    logs: dict[file_format.NodeStream, list[file_format.Line]] | None = None,
     events: list[dict[str, Any]] | None = None,
     statuses: list[dict[str, Any]] | None = None,
     **meta: Any,

@@ -19,12 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from remote_agent.wire import Answer
-    from supervisor.logs.merge import Page
+    from supervisor.logs.merge import Page, RankStream
     from supervisor.logs.rows import Clocks
     from supervisor.tui.source import Source
 
-File = tuple[int, int, str]
-"""Generation, rank and stream."""
 
 BOTH: Final[tuple[str, ...]] = ("stdout", "stderr")
 PAGE: Final = 256
@@ -51,7 +49,7 @@ class Feed(abc.ABC):
 
     selection: Selection
     """The files and records that it shows."""
-    file: File | None = None
+    file: RankStream | None = None
     """The file that it shows; None if it merges several."""
     is_folded = False
     """Equal lines of several ranks are shown once."""

@@ -13,13 +13,13 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from supervisor.logs.rows import Clocks
-from supervisor.tui.logs.feeds import BYTES_KEPT, LEAST_KEPT, PAGE, Feed, File, Jump
+from supervisor.tui.logs.feeds import BYTES_KEPT, LEAST_KEPT, PAGE, Feed, Jump
 from supervisor.tui.logs.row import LineKey, LogRow, taken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from supervisor.logs.merge import Page
+    from supervisor.logs.merge import Page, RankStream
     from supervisor.logs.rows import LogLine
     from supervisor.logs.selection import Selection
     from supervisor.tui.source import Source
@@ -45,9 +45,9 @@ class MergedFeed(Feed):
         self._is_far = False
         """More newer rows wait than one request for the end returns."""
         self._has_new_lines = False
-        self._ends: dict[File, int] = {}
+        self._ends: dict[RankStream, int] = {}
         """How many lines each file has."""
-        self._read: dict[File, int | None] = {}
+        self._read: dict[RankStream, int | None] = {}
         """How many each file had when the reader was at the end; None until it is read to its end."""
         self._answering: set[str] = set()
         """Nodes that answered the last request for the end."""
