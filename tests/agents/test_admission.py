@@ -9,7 +9,6 @@ import shutil
 import signal
 from pathlib import Path
 
-import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
@@ -21,8 +20,6 @@ from remote_agent.wire.channel import refuse
 from supervisor.session import Session
 from tests.agents.test_session import has, planned, until
 from tests.agents.test_session_hosts import Hosts, hosts
-
-pytestmark = [pytest.mark.torch, pytest.mark.e2e]
 
 
 def files_of(made: Hosts, node: str) -> JobFiles:

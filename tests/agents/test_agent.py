@@ -21,8 +21,6 @@ from remote_agent.wire import Answer, CallFailed
 from tests.agents.engine_process import alive, await_death
 from tests.agents.nodes import WAIT_S, Nodes
 
-pytestmark = pytest.mark.torch
-
 LIGHT = """
 import os, signal, sys, time
 from pathlib import Path

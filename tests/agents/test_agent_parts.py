@@ -453,7 +453,6 @@ def test_an_engine_that_does_not_come_up_makes_its_node_unfit(
     asyncio.run(check())
 
 
-@pytest.mark.torch
 def test_an_engine_that_keeps_dying_is_given_up_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def check() -> None:
         async with agents(tmp_path, "n1") as (agent,):

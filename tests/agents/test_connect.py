@@ -23,7 +23,7 @@ from supervisor.ssh.settings import for_host, hops
 from supervisor.ssh.wires import LocalWire, SshWire
 from tests.agents.servers import Served, jump_host, with_hosts
 
-pytestmark = [pytest.mark.ssh, pytest.mark.usefixtures("ssh_home")]
+pytestmark = pytest.mark.usefixtures("ssh_home")
 
 
 def _noting(steps: list[str]) -> Callable[[str, str], None]:

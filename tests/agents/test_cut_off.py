@@ -74,8 +74,6 @@ async def start_again(made: Hosts, node: str) -> None:
         await asyncio.sleep(0.05)
 
 
-@pytest.mark.torch
-@pytest.mark.e2e
 def test_an_agent_that_was_cut_off_as_the_job_ended_does_not_change_the_end_and_learns_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ import pytest
 from supervisor.cli.demo import DemoHosts, demo_hosts
 from tests.cluster.loopback import LoopbackHosts
 
-pytestmark = [pytest.mark.ssh, pytest.mark.usefixtures("ssh_home")]
+pytestmark = pytest.mark.usefixtures("ssh_home")
 
 
 def _with_hosts(root: Path, body: Callable[[DemoHosts], Awaitable[None]], count: int = 2) -> None:

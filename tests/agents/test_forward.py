@@ -20,7 +20,7 @@ from supervisor.ssh.forward import HERE, Forward
 from supervisor.ssh.srun import SrunWire
 from tests.agents.servers import Served, with_hosts
 
-pytestmark = [pytest.mark.ssh, pytest.mark.usefixtures("ssh_home")]
+pytestmark = pytest.mark.usefixtures("ssh_home")
 
 
 async def _reverse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -84,7 +84,6 @@ async def until_lines(path: Path, count: int) -> list[str]:
     return found
 
 
-@pytest.mark.torch
 def test_a_job_reports_to_its_hooks_and_prometheus(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -141,7 +140,6 @@ def test_a_job_reports_to_its_hooks_and_prometheus(tmp_path: Path) -> None:
         asyncio.run(check(server))
 
 
-@pytest.mark.torch
 def test_the_next_coordinator_sends_unsent_reports(tmp_path: Path) -> None:
     async def check(port: int) -> None:
         hooks = (Hook(("failure", "recovery", "end"), command=WRITE),)

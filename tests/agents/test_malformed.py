@@ -14,7 +14,6 @@ from supervisor.inventory import Host
 from tests.agents.test_session_hosts import hosts
 from tests.agents.test_session_verbs import Cli
 
-pytestmark = [pytest.mark.torch, pytest.mark.e2e]
 JOB = "job-t"
 # Well-formed, and more important than what the true node says: it has a newer term and is the coordinator.
 ANSWERS: dict[str, Any] = {

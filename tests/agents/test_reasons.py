@@ -23,7 +23,7 @@ from supervisor.ssh import AgentFile, HostError, boot, connect
 from tests.agents.servers import Served, with_hosts
 from tests.hostile import HOSTILE, check_harmless
 
-pytestmark = [pytest.mark.ssh, pytest.mark.usefixtures("ssh_home")]
+pytestmark = pytest.mark.usefixtures("ssh_home")
 
 
 async def _failure(host: Host, agent: AgentFile, deadline_s: float = 20) -> HostError:

@@ -25,8 +25,6 @@ from tests.agents.test_session_hosts import WAIT_S, Hosts, hosts
 from tests.agents.test_session_verbs import Cli
 from tests.screens.screens import press, running_app, settle, until
 
-pytestmark = [pytest.mark.torch, pytest.mark.e2e]
-
 # Rank 1 gives up once, at step 25 of 40, when rank 0 has done it; then they begin at step 20, and wait at 38. There
 # rank 1 prints when rank 0 has: the order of lines in view does not depend on what is known of two hosts' clocks.
 SCRIPT = """

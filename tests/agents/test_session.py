@@ -33,7 +33,6 @@ from supervisor.ssh.wires import RemoteProgram
 from tests.agents.test_session_hosts import WAIT_S, Hosts, hosts
 from tests.examples import nightly
 
-pytestmark = [pytest.mark.torch, pytest.mark.e2e]
 ALL = Selection(generation="all")
 
 

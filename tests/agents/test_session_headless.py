@@ -15,8 +15,6 @@ from supervisor.session import Session
 from tests.agents.test_session import has, planned, until
 from tests.agents.test_session_hosts import Hosts, hosts
 
-pytestmark = [pytest.mark.torch, pytest.mark.e2e]
-
 
 def test_ctrl_c_as_the_launch_ends_stops_the_job_and_one_while_connecting_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

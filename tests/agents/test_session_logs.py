@@ -24,7 +24,6 @@ from tests.agents.test_session_verbs import PROGRAM, Cli
 from tests.bench import odd
 from tests.hostile import HOSTILE, Screen, check_harmless
 
-pytestmark = [pytest.mark.torch, pytest.mark.e2e]
 # The first generation goes on until it is stopped, and says something then; the second one ends by itself.
 SCRIPT = """
 import os, signal, sys, time

@@ -23,8 +23,6 @@ from supervisor.inventory import Inventory
 from tests.agents.engine_process import await_death
 from tests.agents.test_session_hosts import WAIT_S, Hosts, hosts
 
-pytestmark = [pytest.mark.torch, pytest.mark.e2e]
-
 
 class Run:
     """What one command line did."""

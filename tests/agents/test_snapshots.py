@@ -12,13 +12,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.agents.engine_process import alive
 from tests.agents.nodes import WAIT_S, Nodes
 from tests.bench.resume import killed
-
-pytestmark = pytest.mark.torch
 
 # Rank 1 alone saves; all resume. A flag in the working directory of a node has its rank do something once.
 SAVER = """

@@ -12,15 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.cluster import Cluster
 from tests.cluster.fixtures import hosts_of
 from tests.cluster.job import WAIT_S, Job
 from tests.cluster.scripts import BYTES, STEPS, TRAIN
-
-pytestmark = [pytest.mark.cluster, pytest.mark.e2e, pytest.mark.torch]
-
 
 hosts = hosts_of(4, scope="function", stub_torch=True)
 trio = hosts_of(3, scope="function", stub_torch=True)

@@ -23,8 +23,6 @@ from tests.cluster.fixtures import hosts_of
 from tests.cluster.job import WAIT_S, Job
 from tests.cluster.scripts import STEPS
 
-pytestmark = [pytest.mark.cluster, pytest.mark.e2e]
-
 POLL_S = 0.1
 # So long a key may be without an effect before it is pressed again: what has just opened takes no consent.
 AGAIN_S = 1.0

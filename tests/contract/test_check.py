@@ -18,9 +18,6 @@ from tests.cluster.job import Job
 from tests.preloaded import decoded
 from tests.stub import STUB
 
-pytestmark = [pytest.mark.cluster, pytest.mark.torch]
-
-
 # With torch; all others have none, or a stub of it.
 pair = hosts_of(2)
 three = hosts_of(3, stub_torch=True)

@@ -20,7 +20,6 @@ from tests.contract.test_succession import until
 from tests.scratch import OUTER, outer
 
 pytestmark = [
-    pytest.mark.cluster,
     pytest.mark.skipif(cluster_obstacle() is not None, reason=cluster_obstacle() or ""),
 ]
 
@@ -314,7 +313,6 @@ def test_by_hand(repository: Path) -> None:
     assert (down.returncode, left) == (0, [])
 
 
-@pytest.mark.perf
 def test_thirty_two_hosts_come_up() -> None:
     begin = time.monotonic()
     with Cluster(32) as cluster:

@@ -20,9 +20,6 @@ from tests.screens.test_pty import terminal
 
 pytestmark = [
     pytest.mark.usefixtures("ssh_home"),
-    pytest.mark.e2e,
-    pytest.mark.ssh,
-    pytest.mark.torch,
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
 ]
 

@@ -21,8 +21,6 @@ from remote_agent.wire import CallFailed
 from tests.agents.engine_process import PY_SPY, SCRIPTS, SharedEngine, engine, speak
 from tests.fast.test_ports import neighbours
 
-pytestmark = pytest.mark.torch
-
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedEngine]:

@@ -14,7 +14,6 @@ import pytest
 
 from tests.agents.engine_process import SCRIPTS, EngineProcess, SharedEngine, alive, engine
 
-pytestmark = pytest.mark.torch
 STEP = 'import os; print("count", os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"], flush=True); '
 
 

@@ -18,8 +18,6 @@ from remote_agent.engine.order import Order, link_nccl, rank_directories, worker
 from supervisor.ssh.agent_file import MAIN
 from tests.agents.engine_process import ROOT, SCRIPTS, SharedEngine, engine, order
 
-pytestmark = pytest.mark.torch
-
 # They name a place, a process or a run; both sides must have them.
 MAY_DIFFER = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID"}
 SEEN_BY_A_SHELL = {"PYTEST_CURRENT_TEST", "_", "SHLVL", "OLDPWD"}

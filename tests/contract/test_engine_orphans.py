@@ -14,8 +14,6 @@ import pytest
 
 from tests.agents.engine_process import SCRIPTS, alive, engine
 
-pytestmark = pytest.mark.torch
-
 
 @pytest.mark.parametrize("phase", ["running", "stop", "import"])
 def test_nothing_lives_after_the_agent(tmp_path: Path, phase: str) -> None:

@@ -16,7 +16,6 @@ import pytest
 from tests.examples import nightly
 
 pytestmark = [
-    pytest.mark.torch,
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
 ]
 

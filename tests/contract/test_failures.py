@@ -16,8 +16,6 @@ from supervisor.postmortem.diagnosis import diagnose
 from tests.agents.nodes import Nodes
 
 pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.torch,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make file systems and cgroups of its own"),
 ]
 MIB = 1 << 20

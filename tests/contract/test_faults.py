@@ -12,7 +12,6 @@ from tests.faults.matrix import BY_NAME
 from tests.faults.row import run
 
 pytestmark = [
-    pytest.mark.cluster,
     pytest.mark.skipif(cluster_obstacle() is not None, reason=cluster_obstacle() or ""),
 ]
 

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.cluster import Cluster
 from tests.cluster.fixtures import hosts_of
 from tests.cluster.job import Job
-
-pytestmark = [pytest.mark.cluster, pytest.mark.torch]
 
 SUM = """
 import torch

@@ -6,12 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from supervisor.postmortem.diagnosis import diagnose
 from tests.agents.engine_process import SCRIPTS
 
-pytestmark = [pytest.mark.e2e, pytest.mark.torch]
 # Kind, ranks, category, what the summary says.
 KINDS = (
     ("op", [1], "collective_desync", "called broadcast 3 at flights.py:"),

@@ -27,8 +27,6 @@ from tests.agents.engine_process import alive, order
 from tests.cluster.job import Job
 from tests.preloaded import Preloaded, Process, Program, decoded
 
-pytestmark = [pytest.mark.e2e, pytest.mark.torch]
-
 WAIT_S = 60.0
 KEY = "a secret that all nodes have"
 STEPS = """

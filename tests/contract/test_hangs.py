@@ -15,7 +15,6 @@ from tests.agents.engine_process import PY_SPY, SCRIPTS
 from tests.agents.nodes import Nodes
 from tests.examples import nightly
 
-pytestmark = [pytest.mark.e2e, pytest.mark.torch]
 SCRIPT = (SCRIPTS / "hangs.py").read_text()
 
 

@@ -12,8 +12,6 @@ import pytest
 
 from remote_agent.bridge import joining
 
-pytestmark = [pytest.mark.torch]
-
 
 @pytest.mark.parametrize(
     ("change", "message"),

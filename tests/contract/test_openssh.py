@@ -14,7 +14,7 @@ from supervisor.ssh import AgentFile, HostError, NodeLink, connect, connect_all
 from supervisor.ssh.forward import Forward
 from tests.cluster import Cluster
 
-pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("ssh_home")]
+pytestmark = pytest.mark.usefixtures("ssh_home")
 
 
 def _await_quiet(cluster: Cluster, name: str) -> None:

@@ -7,15 +7,12 @@ import re
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from tests.cluster import Cluster
 from tests.cluster.fixtures import hosts_of
 from tests.cluster.job import Job
 from tests.cluster.scripts import STEPS
 from tests.examples import nightly
 
-pytestmark = [pytest.mark.cluster, pytest.mark.e2e]
 # Where torch would meet the other rank there is this job's own store, while all the others are there too.
 MEETS = """
 import os, socket, sys, time

@@ -16,8 +16,6 @@ from tests.cluster.fixtures import hosts_of
 from tests.cluster.job import WAIT_S, Job
 from tests.preloaded import decoded
 
-pytestmark = pytest.mark.cluster
-
 IMPORT_ERROR = "import no_such_module_at_all\n"
 HELLO = "print('hello')\n"
 

@@ -20,8 +20,6 @@ from tests.cluster.fixtures import hosts_of
 from tests.cluster.job import Job
 from tests.examples import nightly
 
-pytestmark = [pytest.mark.cluster, pytest.mark.e2e, pytest.mark.torch]
-
 # Each rank says its place at once, then steps with all the others.
 STEPS = """
 import os, sys, time

@@ -5,15 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from tests.cluster import Cluster
 from tests.cluster.fixtures import hosts_of
 from tests.cluster.job import WAIT_S, Job
 from tests.cluster.scripts import STEPS
-
-pytestmark = [pytest.mark.cluster, pytest.mark.e2e]
-
 
 pair = hosts_of(2, scope="function", stub_torch=True)
 

@@ -17,8 +17,6 @@ from tests.examples import nightly
 from tests.stub import STUB
 
 pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.torch,
     pytest.mark.skipif(bool(skew.obstacle()), reason=skew.obstacle()),
 ]
 AHEAD_S = {"n1": 5, "n2": -5}

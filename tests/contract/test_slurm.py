@@ -21,7 +21,6 @@ from tests.cluster.scripts import LIGHT
 from tests.cluster.slurm import Slurm, slurm_obstacle
 from tests.stub import STUB
 
-pytestmark = [pytest.mark.cluster, pytest.mark.e2e]
 ROOT = Path(__file__).parents[2]
 # What ends with an allocation: workers, agents in a step, whatever is Slurm's.
 LEFT = ("train.py", "serve --job alloc --step", "srun --jobid", "slurmstepd")

@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from remote_agent.snapshots.rules import Verdict, judge
 from remote_agent.snapshots.scan import scan
 from tests.bench.resume import LIGHT, ONE, SAVER, burn, copies, start
@@ -24,15 +22,12 @@ dcp.save(state, checkpoint_id="sharded", no_dist=True)
 """
 
 
-@pytest.mark.torch
 def test_what_torch_itself_saves_is_complete(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-W", "ignore", "-c", SAVES], cwd=tmp_path, check=True, timeout=120)
     found = scan(tmp_path, ["snapshot.pt", "sharded"]).found
     assert [judge(one) for one in found] == [Verdict("torch", True), Verdict("dcp", True)]
 
 
-@pytest.mark.cluster
-@pytest.mark.e2e
 def keepers(hosts: Cluster) -> list[str]:
     """Return the hosts that keep the last output of n1."""
     logs = {host.name: path for host in hosts.hosts for path in host.home.glob(".supervisor/jobs/*/agent.log")}

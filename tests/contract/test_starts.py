@@ -10,7 +10,7 @@ from tests.agents.engine_process import SharedEngine
 from tests.agents.starts import RANKS, Starts, differences
 from tests.examples import nightly
 
-pytestmark = [pytest.mark.torch, nightly]
+pytestmark = nightly
 SCRIPT = "with_torch.py"
 
 

@@ -15,7 +15,6 @@ from tests.cluster.job import WAIT_S, Job, journal
 from tests.cluster.scripts import LIGHT
 from tests.examples import nightly
 
-pytestmark = [pytest.mark.cluster, pytest.mark.e2e]
 KEYS = {"nproc_per_node": 1, "min_nodes": 1, "node_timeout": 4.0}
 
 

@@ -15,7 +15,7 @@ from tests.cluster import Cluster
 from tests.cluster.fixtures import hosts_of
 from tests.examples import nightly
 
-pytestmark = [pytest.mark.cluster, pytest.mark.e2e, pytest.mark.torch, nightly]
+pytestmark = nightly
 
 
 hosts = hosts_of(defects.HOSTS)

@@ -20,8 +20,6 @@ from remote_agent.engine.worker import has_clients, stop_serving
 from remote_agent.wire import CallFailed
 from tests.agents.engine_process import SCRIPTS, SharedEngine
 
-pytestmark = pytest.mark.torch
-
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedEngine]:

@@ -21,8 +21,6 @@ from tests.screens import recorded
 from tests.screens.screens import press, settle
 from tests.screens.test_robust import Painted
 
-pytestmark = pytest.mark.perf
-
 Work = Callable[[SupervisorApp, Pilot[int]], Awaitable[None]]
 # Calls are counted, and `python -m tests.bench` measures: a frame that takes longer than this does what it should not.
 STUCK_S = 0.5
