@@ -27,11 +27,12 @@ NODES = 2
 NPROC = 2
 RUNS = int(os.environ.get("SUPERVISOR_BENCH_RUNS", "5"))
 TIMEOUT_S = 300.0
-# How long the ranks of the run that teaches what is loaded stay: until that was noted.
+# How long the ranks of the first run stay: until it was noted what they have loaded.
 STAY_S = 20.0
 STOCK = "torchrun, by ssh on both hosts"
 COLD = 'supervisor up, standby = "off"'
-WARM = 'supervisor up, standby = "auto"'
+FIRST = 'supervisor up, standby = "auto", a script that is new here'
+WARM = 'supervisor up, standby = "auto", again'
 KEPT = "supervisor up --keep-warm, after an edit"
 SCRIPT = f"""{stamps.STAMP}
 import torch
@@ -99,7 +100,7 @@ class Bench:
         return found
 
     def forget(self) -> None:
-        """End what is kept."""
+        """End what is kept, and forget what the script loads."""
         job = Job(self._cluster, self._work / "edited", SCRIPT)
         subprocess.run(job.command("clean"), check=True, stdout=subprocess.DEVNULL, timeout=TIMEOUT_S)
         if wait_quiet(self._cluster):
@@ -146,12 +147,13 @@ def run() -> Report:
     """Measure; raises ClusterError, OSError, AssertionError."""
     with tempfile.TemporaryDirectory(prefix="supervisor-bench-") as name, Cluster(NODES) as cluster:
         bench = Bench(cluster, Path(name))
-        # The agent and the tree are on the hosts, and it is known what the script loads.
-        bench.up("auto", STAY_S)
-        found: dict[str, list[float]] = {STOCK: [], COLD: [], WARM: [], KEPT: []}
+        # The agent and the tree are on the hosts.
+        bench.up("off")
+        found: dict[str, list[float]] = {STOCK: [], COLD: [], FIRST: [], WARM: [], KEPT: []}
         for _ in range(RUNS):
             found[STOCK].append(bench.torchrun())
             found[COLD].append(bench.up("off"))
+            found[FIRST].append(bench.up("auto", STAY_S))
             found[WARM].append(bench.up("auto"))
             bench.edit()
             found[KEPT].append(bench.edit())
