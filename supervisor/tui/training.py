@@ -208,12 +208,21 @@ def dashboard(
     room = height
     left = width * 3 // 5
     right = width - left - 2
-    curves = _curves(training.series, training, now, left, room, glyphs)
+    saved = [(one["time_ns"] / 1e9, "snapshot") for one in snapshot.status.get("snapshots") or ()]
+    curves = _curves(training.series, training, now, left, room, glyphs, saved)
     strips = _strips(training.series, snapshot, strip, right, room, glyphs)
     return [(*fit_row(curves[at], left, glyphs.more), ("  ", ""), *strips[at]) for at in range(room)]
 
 
-def _curves(series: Series, training: Training, now: Newest, width: int, height: int, glyphs: Glyphs) -> list[Row]:
+def _curves(
+    series: Series,
+    training: Training,
+    now: Newest,
+    width: int,
+    height: int,
+    glyphs: Glyphs,
+    saved: list[tuple[float, str]],
+) -> list[Row]:
     inner = width - charts.GUTTER
     loss = _mean_of(series, "loss")
     speeds, unit = _speeds(series, now)
@@ -231,8 +240,8 @@ def _curves(series: Series, training: Training, now: Newest, width: int, height:
         )
     rows += [EMPTY] * (lines - len(rows))
     end_s = series.begin_s + series.buckets * series.width_s
-    # A failure and the restart after it may share a cell: the failure is seen.
-    ordered = sorted(training.marks, key=lambda one: one[1] != "restart")
+    # What shares a cell covers what comes before it here: a failure is seen, not the restart after it.
+    ordered = sorted((*saved, *training.marks), key=lambda one: list(_MARKS).index(one[1]))
     marks = [(time_s, *_mark(what, glyphs)) for time_s, what in ordered]
     line = charts.time_line(series.begin_s, end_s, inner, glyphs, runs=training.runs, marks=marks)
     span = values.age(end_s - series.begin_s)
@@ -240,8 +249,16 @@ def _curves(series: Series, training: Training, now: Newest, width: int, height:
     return rows
 
 
+_MARKS: Final = {
+    "snapshot": ("S", "◆", "accent"),
+    "restart": ("R", "▲", "warn"),
+    "failure": ("X", "✖", "bad"),
+    "hang": ("?", "?", "hung"),
+}
+
+
 def _mark(what: str, glyphs: Glyphs) -> tuple[str, str]:
-    plain, drawn, role = {"restart": ("R", "▲", "warn"), "failure": ("X", "✖", "bad"), "hang": ("?", "?", "hung")}[what]
+    plain, drawn, role = _MARKS[what]
     return (plain if glyphs.ascii else drawn), role
 
 

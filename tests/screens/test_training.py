@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
+import re
 from typing import Any
 
 import pytest
@@ -209,6 +210,21 @@ def test_a_loss_that_has_fallen_far_is_drawn_on_a_logarithmic_scale() -> None:
     assert middle == sorted(middle)
     assert middle[1] >= 1
     assert not any("(log)" in line for line in drawn([4.0, 3.0, 2.0, 1.0]))
+
+
+def test_the_time_line_shows_what_happened_when_and_the_most_important_of_one_cell() -> None:
+    history = History()
+    for at in range(10):
+        history.add(2.0 * at, {("loss", 0): 1.0})
+    wanted = query(["loss"], None, 18.0, 99)
+    series = merge(wanted, {"n1": history.spans(["loss"], None, wanted.level, wanted.buckets)})
+    marks = ((4.0, "restart"), (12.0, "failure"), (12.1, "restart"), (16.0, "hang"))
+    snapshot = take(many(1, 1))
+    snapshot.status["snapshots"] = [{"time_ns": time_s * 10**9} for time_s in (4, 8)]
+    shown = training.Training(series, ((0.0, 18.0),), marks, 0.0)
+    rows = training.dashboard(snapshot, training.newest(snapshot), shown, "step_s", 60, 8, ASCII)
+    line = text_of(rows[-1])[charts.GUTTER : 36]
+    assert re.sub("=+", "=", line.rstrip(".")) == "=R=S=X=?="
 
 
 def test_a_narrow_screen_has_one_line_and_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
