@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # A rank without output for this long is called silent.
 SILENT_AFTER_S = 60.0
+# To start ranks takes milliseconds.
+START_S = 1.0
 Facts = Mapping[str, Mapping[str, Any]]
 
 
@@ -48,7 +50,14 @@ def condition(state: s.State) -> Condition:
         return _condition_of_group(state)
     if views.is_short(state):
         return Condition.DEGRADED
-    return Condition.LAUNCHING if state.generation <= 0 else Condition.RESTARTING
+    if state.generation > 0:
+        return Condition.RESTARTING
+    return Condition.IMPORTING if _waits_for_imports(state) else Condition.LAUNCHING
+
+
+def _waits_for_imports(state: s.State) -> bool:
+    """Whether the first ranks have been ordered a while ago: they wait until modules are loaded for all of them."""
+    return state.phase == s.STARTING and (state.ticked or 0.0) - state.marks["go"] > START_S
 
 
 def _condition_of_group(state: s.State) -> Condition:

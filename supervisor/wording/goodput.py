@@ -95,8 +95,10 @@ def _waits(events: Sequence[Document]) -> tuple[str, float] | None:
     for event in reversed(events):
         if (kind := event["type"]) in (EventType.FIRST_STEP, *ENDED_EVENTS):
             return None
-        if kind in _NEXT and (since := _time(event)) is not None:
-            return _NEXT[kind], since
+        is_launched = kind == EventType.GENERATION_STARTED and event["generation"] == 0
+        what = "import" if is_launched else _NEXT.get(kind)
+        if what is not None and (since := _time(event)) is not None:
+            return what, since
     return None
 
 

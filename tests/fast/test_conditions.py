@@ -45,6 +45,17 @@ def test_from_launch_to_success() -> None:
     assert doing(world) == "succeeded"
 
 
+def test_first_ranks_that_wait_for_a_process_that_loads_their_modules_import() -> None:
+    world = World(spec(2), start=False)
+    for name, machine in world.machines.items():
+        machine.stuck = True
+        world.join(name)
+    world.settle()
+    assert doing(world) == "launching", "they have just been ordered"
+    world.pass_time(2)
+    assert doing(world) == "importing"
+
+
 def test_imports_end_with_the_first_collective_and_not_later_than_a_minute() -> None:
     world = Watched()
     world.pulses = {"n1": {**came(0), "groups": {}}, "n2": {**came(0), "groups": {}}}

@@ -72,7 +72,7 @@ def test_a_hang_costs_until_it_is_over_and_a_group_that_is_down_until_another_on
 
 
 def test_a_start_waits_for_its_imports_and_then_for_its_first_step() -> None:
-    assert start_waits(START[:1], now(3)) == ""
+    assert start_waits(START[:1], now(3)) == "imports: 3 s"
     assert start_waits(START[:2], now(5)) == "imports: 4 s"
     assert start_waits(START[:3], now(8)) == "first step: 2 s"
     assert start_waits(START, now(60)) == start_waits([], now(60)) == ""
