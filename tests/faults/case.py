@@ -142,9 +142,10 @@ class Case:
 
     def freeze(self, node: str) -> None:
         """Stop all of a machine until the healing."""
-        frozen = self.workers(node)
-        self.stopped |= set(frozen)
         self.cluster.freeze(node)
+        # Also a rank that has not made a step yet.
+        frozen = self.cluster.pids(node)
+        self.stopped |= set(frozen)
 
         def thaw() -> None:
             self.site.awake += [Awake(pid, time.monotonic_ns()) for pid in frozen]
