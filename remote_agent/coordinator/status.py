@@ -57,7 +57,9 @@ def condition(state: s.State) -> Condition:
 
 def _waits_for_imports(state: s.State) -> bool:
     """Whether the first ranks have been ordered a while ago: they wait until modules are loaded for all of them."""
-    return state.phase == s.STARTING and (state.ticked or 0.0) - state.marks["go"] > START_S
+    ordered = state.marks.get("go")
+    # The journal alone does not show it.
+    return state.phase == s.STARTING and ordered is not None and (state.ticked or ordered) - ordered > START_S
 
 
 def _condition_of_group(state: s.State) -> Condition:
