@@ -3,11 +3,11 @@
 # make test         all checks: ruff, mypy, every test
 # make lint         ruff, mypy and codespell alone
 # make coverage     every test, with the coverage of lines and branches
-# make nightly      the long ones: every Python here, 20 times the random examples, more damaged inputs, benchmarks
+# make nightly      the long checks: every Python here, 20 times the random examples, more damaged inputs, benchmarks
 # make faults       the fault matrix: 20 seeds of each fault, in about an hour; SUPERVISOR_FAULTS="--seeds 1-3" for fewer
 # make bench        timings against clush and torchrun, printed as tables
-# make screenshots  the pictures of the README, from a real job
-# make clean        remove what these made
+# make screenshots  the pictures of the README, still and animated, from a real job
+# make clean        remove everything that these targets created
 #
 # A fresh Debian machine needs Python 3.10 or newer, and nothing else. As root, `make test` installs the Debian
 # packages that the cluster of network namespaces needs; without root it says which tests are skipped.

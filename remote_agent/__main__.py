@@ -40,6 +40,8 @@ def _parser() -> argparse.ArgumentParser:
     shell.add_argument("--job", required=True)
     shell.add_argument("--rank", type=int, required=True)
     shell.add_argument("--pid", type=int, required=True)
+    shell.add_argument("--line", default="", help="a command line to run instead")
+    shell.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a variable of that command")
     return parser
 
 
@@ -67,7 +69,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.mode == "shell":
         from remote_agent.bridge import shell
 
-        return shell.main(args.job, args.rank, args.pid)
+        return shell.main(args.job, args.rank, args.pid, args.line, dict(one.split("=", 1) for one in args.set))
     if args.mode in ("probe", "store", "torchrun"):
         return _use_torch(args)
     from remote_agent.engine import engine as engine_part

@@ -33,7 +33,7 @@ def _hang_up_with_terminal() -> None:
 
 def _hang_up_when_gone(terminal: int) -> None:
     watched = select.poll()
-    # Of no event, as the terminal is read and written by others: a hang-up and an error are always reported.
+    # No events are requested, as others read and write the terminal: a hang-up and an error are always reported.
     watched.register(terminal, 0)
     if any(events & (select.POLLHUP | select.POLLERR) for _, events in watched.poll()):
         os.kill(os.getpid(), signal.SIGHUP)

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from remote_agent.text.names import count
 from remote_agent.wire.events import EventType
 
+if TYPE_CHECKING:
+    from remote_agent.wire.documents import Status
+
 Scope = Literal["job", "node", "rank"]
-Status = Mapping[str, Any]
 Targets = Sequence[str]
 
 
@@ -104,7 +106,7 @@ class Action:
     """Events that end the request, in addition to generation_running and the end of the job."""
 
     @property
-    def takes_several(self) -> bool:
+    def applies_to_several(self) -> bool:
         """Whether it applies to several nodes at once."""
         return self.scope == "node" and (self.plan or self.immediate)
 

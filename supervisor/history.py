@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from remote_agent.history.pyramid import WIDTHS_S, Name, Span, level_for, unpack
+from remote_agent.history.pyramid import BUCKETS, WIDTHS_S, History, Name, Span, level_for, unpack
 from remote_agent.history.samples import RANK_KINDS
 from remote_agent.wire import CallFailed, WireError
 from supervisor.logs.files import sources
@@ -24,13 +24,17 @@ ANSWER_S = 5.0
 
 
 class SeriesQuery(NamedTuple):
-    """What is wanted: the newest `buckets` of a level."""
+    """What is wanted: some buckets of a level."""
 
     kinds: Sequence[str]
     ids: Sequence[int] | None
     """Ranks or GPUs; None: all."""
     level: int
     buckets: int
+    last: int | None = None
+    """The number of the last bucket; None: the newest one."""
+    node: str | None = None
+    """The only node that is asked; None: all."""
 
 
 class Series(NamedTuple):
@@ -55,10 +59,24 @@ class Series(NamedTuple):
         return {rank: span.mean for (one, rank), span in self.ranks.items() if one == kind}
 
 
-def query(kinds: Sequence[str], ids: Sequence[int] | None, seconds: float, points: int) -> SeriesQuery:
-    """Return what answers a span of this many seconds with at most this many buckets, as finely as there are."""
-    level = level_for(seconds, points)
-    return SeriesQuery(kinds, ids, level, max(1, min(points, math.ceil(seconds / WIDTHS_S[level]) + 1)))
+def query(
+    kinds: Sequence[str],
+    ids: Sequence[int] | None,
+    seconds: float,
+    points: int,
+    *,
+    window: tuple[float, float] | None = None,
+    node: str | None = None,
+) -> SeriesQuery:
+    """Return what answers the newest seconds with at most this many buckets, as finely as there are.
+
+    window: only this part of them, from when to when in seconds since the epoch.
+    """
+    length_s = seconds if window is None else window[1] - window[0]
+    # Fine buckets are kept for a shorter time than coarse ones.
+    level = max(level_for(length_s, points), level_for(seconds, BUCKETS))
+    buckets = max(1, min(points, math.ceil(length_s / WIDTHS_S[level]) + 1))
+    return SeriesQuery(kinds, ids, level, buckets, None if window is None else int(window[1] // WIDTHS_S[level]), node)
 
 
 def merge(wanted: SeriesQuery, nodes: Mapping[str, Mapping[Name, Span]]) -> Series:
@@ -111,11 +129,19 @@ def _either(one: Span, other: Span) -> Span:
                 known(one.high, other.high))  # fmt: skip
 
 
+def of_histories(wanted: SeriesQuery, nodes: Mapping[str, History]) -> Series:
+    """Return what the agents of these nodes would answer."""
+    chosen = {name: one for name, one in nodes.items() if wanted.node in (None, name)}
+    args = (wanted.kinds, wanted.ids, wanted.level, wanted.buckets, wanted.last)
+    return merge(wanted, {name: one.spans(*args) for name, one in chosen.items()})
+
+
 async def read(session: Hub, wanted: SeriesQuery) -> Series:
-    """Ask all nodes; one that does not answer, or whose agent keeps no history, is left out. Raises Unreachable."""
+    """Ask the nodes; one that does not answer, or whose agent keeps no history, is left out. Raises Unreachable."""
 
     async def one(link: Link) -> tuple[str, Mapping[Name, Span]]:
-        args = {"kinds": list(wanted.kinds), "ids": wanted.ids, "level": wanted.level, "count": wanted.buckets}
+        args = {"kinds": list(wanted.kinds), "ids": wanted.ids, "level": wanted.level, "count": wanted.buckets,
+                "last": wanted.last}  # fmt: skip
         try:
             answer = await link.call("series", args, timeout_s=ANSWER_S)
         except (CallFailed, WireError, asyncio.TimeoutError):
@@ -127,4 +153,5 @@ async def read(session: Hub, wanted: SeriesQuery) -> Series:
             spans[kind, number] = Span(width_s, first, next(values), next(values), next(values))
         return link.view.name, spans
 
-    return merge(wanted, dict(await asyncio.gather(*(one(link) for link in sources(session, None)))))
+    nodes = None if wanted.node is None else [wanted.node]
+    return merge(wanted, dict(await asyncio.gather(*(one(link) for link in sources(session, nodes)))))

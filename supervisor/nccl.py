@@ -12,23 +12,24 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from supervisor.inventory.pattern import fold
 
 if TYPE_CHECKING:
-    from remote_agent.wire.documents import Severity
+    from remote_agent.wire.documents import NcclNode, Severity, Status
     from supervisor.link.hub import Hub
 
-Document = Mapping[str, Any]
 Pair = tuple[str, str]
 RDMA_NETWORKS = re.compile(r"IB|RoCE|RDMA|UCX|Libfabric|OFI|SHARP", re.I)
 # Bridges and similar: they lead to containers on the same machine, never to another machine.
 LOCAL_INTERFACES = re.compile(r"(docker|br-|virbr|veth|cni|flannel|cali|lxc|podman)\w*|lo\b")
-FACTS = (
-    "version", "network", "plugin", "interface", "devices", "gid", "gdr", "nvls", "channels", "rings", "trees",
-    "collnet", "tuner", "no_verbs",
-)  # fmt: skip
+# Facts that the job as a whole has, with their labels, and facts of its nodes alone; diagnose/nccl.py reads them.
+JOB_FACTS: Mapping[str, str] = {
+    "version": "version", "network": "network", "gdr": "GPUDirect RDMA", "nvls": "NVLS", "channels": "channels",
+    "rings": "rings", "trees": "trees", "gid": "GID index", "collnet": "collnet", "tuner": "tuner",
+}  # fmt: skip
+NODE_FACTS = ("plugin", "interface", "devices", "no_verbs")
 # Severity of a difference between nodes, and what to do.
 DIFFERS: Mapping[str, tuple[Severity, str]] = {
     "version": ("error", "NCCL works only with the same version: install the same torch everywhere"),
@@ -114,7 +115,7 @@ class Fabric:
         return sum((kinds for (one, other), kinds in self.pairs.items() if one != other), Counter())
 
 
-def read(documents: Mapping[str, Document | None], ranks: Mapping[int, str]) -> Fabric:
+def read(documents: Mapping[str, NcclNode | None], ranks: Mapping[int, str]) -> Fabric:
     """Return the picture; `documents`: in the job's order of nodes; `ranks`: the node of each rank."""
     answers = {node: document for node, document in documents.items() if document is not None}
     newest = max((int(document.get("generation", -1)) for document in answers.values()), default=-1)
@@ -140,11 +141,11 @@ def read(documents: Mapping[str, Document | None], ranks: Mapping[int, str]) -> 
     return fabric
 
 
-def _ranks(document: Document) -> list[int]:
+def _ranks(document: NcclNode) -> list[int]:
     return [int(rank) for group in document["groups"] for rank in group["ranks"]]
 
 
-def _names(documents: Mapping[str, Document]) -> dict[tuple[str, int], int]:
+def _names(documents: Mapping[str, NcclNode]) -> dict[tuple[str, int], int]:
     """Return the rank in the job by communicator and rank in it."""
     return {
         (str(key), int(inside)): int(rank)
@@ -156,7 +157,7 @@ def _names(documents: Mapping[str, Document]) -> dict[tuple[str, int], int]:
 
 def _join(
     fabric: Fabric,
-    document: Document,
+    document: NcclNode,
     names: Mapping[tuple[str, int], int],
     place: Mapping[int, str],
     order: Mapping[str, int],
@@ -172,10 +173,10 @@ def _join(
             fabric.pairs.setdefault((one, other), Counter())[str(transport)] += int(channels)
 
 
-def _facts(fabric: Fabric, node: str, document: Document) -> dict[str, str]:
+def _facts(fabric: Fabric, node: str, document: NcclNode) -> dict[str, str]:
     """Return a node's facts as text; if its ranks differ, all values."""
     result: dict[str, str] = {}
-    for name in FACTS:
+    for name in (*JOB_FACTS, *NODE_FACTS):
         values = [value for group in document["groups"] if (value := _text(group["facts"].get(name)))]
         if values:
             result[name] = " + ".join(dict.fromkeys(values))
@@ -199,7 +200,7 @@ def _text(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _environment(documents: Mapping[str, Document]) -> dict[str, dict[str, tuple[str, ...]]]:
+def _environment(documents: Mapping[str, NcclNode]) -> dict[str, dict[str, tuple[str, ...]]]:
     result: dict[str, dict[str, dict[str, None]]] = {}
     for node, document in documents.items():
         for group in document["groups"]:
@@ -208,7 +209,7 @@ def _environment(documents: Mapping[str, Document]) -> dict[str, dict[str, tuple
     return {name: {value: tuple(nodes) for value, nodes in values.items()} for name, values in sorted(result.items())}
 
 
-def _warnings(documents: Mapping[str, Document]) -> list[Warned]:
+def _warnings(documents: Mapping[str, NcclNode]) -> list[Warned]:
     result: dict[str, dict[int, str]] = {}
     for node, document in documents.items():
         for rank, text, _ in document.get("warnings", ()):
@@ -224,13 +225,13 @@ def meaning_of(warning: str) -> str:
 # --- oddities
 
 
-def _oddities(fabric: Fabric, documents: Mapping[str, Document]) -> Iterable[Oddity]:
+def _oddities(fabric: Fabric, documents: Mapping[str, NcclNode]) -> Iterable[Oddity]:
     yield from _differences(fabric)
     yield from _surprises(fabric)
     for name, values in fabric.env.items():
         if len(values) > 1 and "IFNAME" not in name and "HCA" not in name:
-            shown = "; ".join(f"{value} on {fold(nodes)}" for value, nodes in values.items())
-            yield Oddity("warning", _fewest(values), f"{name} differs: {shown}", "set it for all hosts in [job] env")
+            texts = "; ".join(f"{value} on {fold(nodes)}" for value, nodes in values.items())
+            yield Oddity("warning", _fewest(values), f"{name} differs: {texts}", "set it for all hosts in [job] env")
     for node in documents:
         for name in ("version", "network"):
             if " + " in fabric.nodes[node].get(name, ""):
@@ -250,7 +251,7 @@ def _differences(fabric: Fabric) -> Iterable[Oddity]:
             if facts.get(name) and not (name == "network" and node in _on_sockets(fabric)):
                 groups.setdefault(facts[name], []).append(node)
         ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
-        word = {"gdr": "GPUDirect RDMA", "nvls": "NVLS", "gid": "GID index"}.get(name, name)
+        word = JOB_FACTS.get(name, name)
         for value, nodes in ordered[1:]:
             usual, others = ordered[0]
             rest = f"most have {usual}" if len(others) > len(nodes) else f"{usual} on {fold(others)}"
@@ -310,7 +311,7 @@ DEADLINE = 5.0
 PATIENCE = 2.0
 
 
-def to_fabric(documents: dict[str, dict[str, Any] | None], status: dict[str, Any]) -> Fabric:
+def to_fabric(documents: Mapping[str, NcclNode | None], status: Status) -> Fabric:
     """Return the documents of all nodes as one picture; `status`: the job's nodes and ranks."""
     nodes = status.get("nodes", ())
     return read(documents, {int(rank["rank"]): str(node["name"]) for node in nodes for rank in node.get("ranks", ())})
@@ -321,9 +322,9 @@ class NcclReader:
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        self._documents: dict[str, dict[str, Any]] = {}
+        self._documents: dict[str, NcclNode] = {}
 
-    async def read(self, status: dict[str, Any]) -> dict[str, dict[str, Any] | None]:
+    async def read(self, status: Status) -> dict[str, NcclNode | None]:
         """Return the document of each node that has ranks, None if it does not answer."""
         nodes = [str(node["name"]) for node in status.get("nodes", ()) if node.get("ranks")]
         links = self._hub.links
@@ -334,17 +335,18 @@ class NcclReader:
             documents.update(await self._ask_all(late))
         return documents
 
-    async def _ask_all(self, nodes: list[str]) -> dict[str, dict[str, Any] | None]:
+    async def _ask_all(self, nodes: list[str]) -> dict[str, NcclNode | None]:
         return dict(zip(nodes, await asyncio.gather(*(self._ask(name) for name in nodes)), strict=True))
 
-    async def _ask(self, name: str) -> dict[str, Any] | None:
+    async def _ask(self, name: str) -> NcclNode | None:
         link = self._hub.links.get(name)
-        known = self._documents.get(name, {})
+        known = self._documents.get(name)
         if link is None or not link.opened:
             return None
-        answer = await link.try_call("nccl", {"stamp": known.get("stamp", "")}, timeout_s=DEADLINE)
+        stamp = known.get("stamp", "") if known is not None else ""
+        answer: NcclNode | None = await link.try_call("nccl", {"stamp": stamp}, timeout_s=DEADLINE)
         if answer is None:
             return None
-        if answer.get("stamp") != known.get("stamp"):
+        if known is None or answer.get("stamp") != known.get("stamp"):
             self._documents[name] = known = answer
         return known

@@ -11,19 +11,28 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from remote_agent.text.names import ranges
-from remote_agent.wire.events import ENDED_EVENTS, PHASES, EventType, JournalEvent, label
+from remote_agent.wire.events import ENDED_EVENTS, PHASES, EventType, label
 from supervisor.errors import RequestFailed, Unreachable
 from supervisor.inventory.pattern import fold
 from supervisor.logs.selection import Selection
 from supervisor.recording import redact
 from supervisor.recording.file_format import read_time
-from supervisor.wording.events import EventRows, event_text, phase_name, phases_by_generation
+from supervisor.wording.events import MEMBERSHIP, EventRows, event_text, phase_name, phases_by_generation
 from supervisor.wording.events import line as event_row
 from supervisor.wording.incidents import incident_lines
 from supervisor.wording.status import condition_of
 from supervisor.wording.values import clock, one_line, safe
 
 if TYPE_CHECKING:
+    from remote_agent.wire.documents import (
+        Document,
+        IncidentDocument,
+        JournalEvent,
+        Json,
+        NcclSummary,
+        ScriptStatus,
+        Status,
+    )
     from supervisor.logs.merge import Page
 
 VERSION = 1
@@ -31,23 +40,6 @@ VERSION = 1
 _STEP = re.compile(rb"(?i)(?<![a-z])(?:step|iter(?:ation)?)[\"']?\s{0,4}[=:#]?\s{0,8}[\[(]?\s{0,4}(\d{1,15})(?!\.?\d)")
 ROWS = 256
 
-# Events that change which nodes take part, and requests of operators.
-MEMBERSHIP = (
-    EventType.NODE_JOINED,
-    EventType.NODE_ADDED,
-    EventType.REMOVE_REQUESTED,
-    EventType.NODE_REMOVED,
-    EventType.NODE_LOST,
-    EventType.NODE_FAILED,
-    EventType.COORDINATOR_CHANGED,
-    EventType.NODE_CORDONED,
-    EventType.NODE_UNCORDONED,
-    EventType.SIGNAL_SENT,
-    EventType.ENVIRONMENT_SET,
-    EventType.TREE_CHANGED,
-    EventType.RESTART_REQUESTED,
-    EventType.STOP_REQUESTED,
-)
 # Facts of the hosts and of torch there, in the order of the table.
 ENVIRONMENT = (
     ("python", ("hello", "python")),
@@ -60,15 +52,12 @@ ENVIRONMENT = (
     ("agent", ("hello", "version")),
 )
 
-Json = dict[str, Any]
-Document = Mapping[str, Any]
-
 
 class ReportSource(Protocol):
     """A session, or a player."""
 
     @property
-    def status(self) -> Json:
+    def status(self) -> Status:
         """The newest status document."""
 
     async def merged(
@@ -80,8 +69,8 @@ class ReportSource(Protocol):
 async def report(
     source: ReportSource,
     events: Sequence[JournalEvent],
-    incidents: Sequence[Json],
-    nccl: Json | None,
+    incidents: Sequence[IncidentDocument],
+    nccl: NcclSummary | None,
     hosts: Iterable[Mapping[str, Any]],
 ) -> Json:
     """Return the post-mortem; steps are included if the ranks printed them."""
@@ -89,7 +78,7 @@ async def report(
     journal.follow(events)
     generations = [event for event in events if event["type"] == EventType.GENERATION_RUNNING]
     steps = {int(event["generation"]): await _steps(source, int(event["generation"])) for event in generations}
-    script = status.get("script") or {}
+    script: ScriptStatus = status.get("script") or {"script": None}
     ended = next((event for event in reversed(events) if event["type"] in ENDED_EVENTS), None)
     last = ended or (events[-1] if events else None)
     document = {
@@ -131,7 +120,7 @@ def _between(begin: str | None, end: str | None) -> float | None:
     return round((read_time(end) - read_time(begin)) / 1e9, 3) if begin and end else None
 
 
-def _event(event: Mapping[str, Any]) -> Json:
+def _event(event: JournalEvent) -> Json:
     """Return an event with its text and the operator who requested it."""
     keys = ("seq", "time", "type", "generation", "node", "rank")
     by = (event.get("detail") or {}).get("operator")
@@ -179,10 +168,10 @@ def environment(hosts: Iterable[Mapping[str, Any]]) -> list[Json]:
     """Return each fact with its values, the most frequent value first."""
     known = list(hosts)
     rows = []
-    for fact, (part, key) in ENVIRONMENT:
+    for fact, (section, key) in ENVIRONMENT:
         values: dict[str, list[str]] = {}
         for host in known:
-            value = (host.get(part) or {}).get(key)
+            value = (host.get(section) or {}).get(key)
             if value is not None:
                 values.setdefault(str(value), []).append(str(host["name"]))
         ordered = sorted(values.items(), key=lambda item: -len(item[1]))
@@ -252,7 +241,7 @@ def _lasted(seconds: float | None) -> str:
     return f"{seconds:.1f} s" if seconds < 100 else f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d} h"
 
 
-def _verdicts(incidents: Sequence[Document]) -> Iterator[str]:
+def _verdicts(incidents: Sequence[IncidentDocument]) -> Iterator[str]:
     yield from ("", "## What failed", "")
     if not incidents:
         yield "No failure."
@@ -313,10 +302,10 @@ def _timeline(rows: Sequence[Document]) -> Iterator[str]:
 
 def _moments(rows: Sequence[Document]) -> Iterator[str]:
     for alike in _runs(rows):
-        shown = alike if len(alike) <= ALIKE else alike[:1]
-        for row in shown:
+        listed = alike if len(alike) <= ALIKE else alike[:1]
+        for row in listed:
             yield event_row(row, one_line(row["text"]), utc=True)
-        if len(shown) < len(alike):
+        if len(listed) < len(alike):
             rest = alike[1:]
             ranks = [row["rank"] for row in rest if row["rank"] is not None]
             who = f"ranks {ranges(ranks)}" if ranks else f"{fold([row['node'] or '?' for row in rest])}"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.wire.events import EventType
@@ -33,8 +33,9 @@ from supervisor.nccl import NcclReader, to_fabric
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from remote_agent.wire import Answer
-    from supervisor.history import Series
+    from remote_agent.wire import Answer, Args
+    from remote_agent.wire.documents import NcclNode, RequestReply, Status
+    from supervisor.history import Series, SeriesQuery
     from supervisor.link.view import LaunchPlan
     from supervisor.logs.selection import Selection
     from supervisor.nccl import Fabric
@@ -135,7 +136,7 @@ class Session(Hub):
 
     # --- requests
 
-    async def request(self, verb: str, **args: Any) -> dict[str, Any]:
+    async def request(self, verb: str, **args: Any) -> RequestReply:
         """Change the job: restart, remove, add, stop, promote … (see actions.py); returns the reply.
 
         Raises RequestFailed (refused, with the reason), Unreachable. The outcome comes as events.
@@ -146,12 +147,19 @@ class Session(Hub):
         """Return what has been edited in the work tree here, and which tree the group runs from (see resync.look)."""
         return await resync.look(self)
 
-    async def shell(self, terminal: Terminal, node: str, rank: int | None) -> None:
-        """Run a shell on a node where a rank runs (None: its first), on this terminal, until it ends.
+    async def shell(
+        self,
+        terminal: Terminal,
+        node: str,
+        rank: int | None,
+        line: str = "",
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        """Run a shell, or a command line with these variables, where a rank of a node runs (None: its first).
 
-        Raises RequestFailed, Unreachable, HostError.
+        It has this terminal until it ends. Raises RequestFailed, Unreachable, HostError.
         """
-        await requests.open_shell(self, terminal, node, rank)
+        await requests.open_shell(self, terminal, node, rank, line, variables or {})
 
     async def forward(self, node: str, port: int, local: int | None) -> Forward:
         """Forward a port of this machine to a port of a node, until it or the session is closed.
@@ -166,22 +174,22 @@ class Session(Hub):
         """Return the Python stacks of these ranks, or of all (see requests.collect_stacks)."""
         return await requests.collect_stacks(self, ranks)
 
-    async def nccl(self, status: dict[str, Any] | None = None) -> Fabric:
+    async def nccl(self, status: Status | None = None) -> Fabric:
         """Return how NCCL connects the nodes; `status`: needed if the session does not follow the job."""
         status = self.status if status is None else status
         return to_fabric(await self.nccl_documents(status), status)
 
-    async def nccl_documents(self, status: dict[str, Any]) -> dict[str, dict[str, Any] | None]:
+    async def nccl_documents(self, status: Status) -> dict[str, NcclNode | None]:
         """Return what the agent of each node has read of NCCL's output; None for a node that does not answer."""
         return await self._nccl.read(status)
 
-    async def series(self, kinds: Sequence[str], ids: Sequence[int] | None, seconds: float, points: int) -> Series:
-        """Return what ranks, nodes and GPUs did in the newest seconds (see history.py); raises Unreachable."""
-        return await history.read(self, history.query(kinds, ids, seconds, points))
+    async def series(self, wanted: SeriesQuery) -> Series:
+        """Return what ranks, nodes and GPUs did (see history.py); raises Unreachable."""
+        return await history.read(self, wanted)
 
     # --- logs
 
-    async def log(self, node: str, op: str, args: dict[str, Any]) -> Answer:
+    async def log(self, node: str, op: str, args: Args) -> Answer:
         """Send one log_* request to the node that holds the files; raises Unreachable, RequestFailed."""
         return await log_files.ask(self, node, op, args)
 

@@ -1,4 +1,4 @@
-"""asyncssh, imported without the compiler that it would run.
+"""asyncssh, imported without letting it run a compiler.
 
 In: asyncssh. Out: the same; nobody else imports it.
 

@@ -214,9 +214,9 @@ class LinesForTerminal:
         unfinished = self._UNFINISHED.search(text)
         self._held = unfinished.group() if unfinished is not None else ""
         *lines, rest = escape_all_but_colours(text[: len(text) - len(self._held)]).split("\n")
-        shown = "".join([self._ended(line) for line in lines]) + rest
+        visible = "".join([self._ended(line) for line in lines]) + rest
         self._is_coloured = self._is_coloured or "\x1b" in rest
-        return shown.encode(self._encoding, "backslashreplace")
+        return visible.encode(self._encoding, "backslashreplace")
 
     def _ended(self, line: str) -> str:
         is_coloured = self._is_coloured or "\x1b" in line

@@ -131,7 +131,7 @@ def _options() -> argparse.Namespace:
 
 
 def _leave(number: int, frame: object) -> None:
-    # A stop: the last snapshot is whole, and what came after it is done again.
+    # Stopped: the last snapshot is complete, and the steps after it are repeated.
     print(f"received {signal.Signals(number).name}, leaving", file=sys.stderr, flush=True)
     sys.exit(128 + number)
 
@@ -142,7 +142,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _leave)
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     Trainer(options).run()
-    # Only at a good end: with a rank missing this would wait for it.
+    # Only after a successful run: if a rank were missing, this would wait for it.
     dist.destroy_process_group()
 
 

@@ -180,7 +180,7 @@ def main() -> None:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if cuda else "gloo")
     train(options, device)
-    # Only at a good end: with a rank missing this would wait for it.
+    # Only after a successful run: if a rank were missing, this would wait for it.
     dist.destroy_process_group()
 
 

@@ -52,7 +52,7 @@ LINGER_S = 5.0
 ABANDONED_S = 3600.0
 WATCH_S = 5.0
 LOOK_S = 1.0
-# An agent that was killed together with its engine leaves what its workers have started.
+# How long to wait for the end of processes that workers started and that outlived their agent and engine.
 LEFT_S = 5.0
 # How often the same wait is reported again.
 AGAIN_S = 60.0
@@ -154,7 +154,7 @@ class Agent:
         return max(spec.max_nodes, len(spec.nodes), len(self.context.peers.members))
 
     async def _wind_down(self) -> None:
-        """Let members and operators read the end, and hooks report it."""
+        """Wait until members and operators have read the end, and hooks have reported it."""
         coordinator, life = self.member.office.coordinator, self.life
         if coordinator is not None:
             await coordinator.flushed(LINGER_S)
@@ -169,9 +169,9 @@ class Agent:
             await asyncio.wait((hurry, hooks), return_when=asyncio.FIRST_COMPLETED)
 
     async def close(self) -> None:
-        """End all that this agent has started, but an engine that is kept."""
+        """End everything that this agent has started, except an engine that is kept."""
         await self.member.close(self.keeper.engine if self.keeper is not None else None)
-        # At once: those that do not answer share one deadline.
+        # All at the same time: those that do not answer share one deadline.
         channels = (*self._peers, *self.life.operators)
         await asyncio.gather(*(channel.close() for channel in channels), return_exceptions=True)
         await self._tasks.close()
@@ -248,7 +248,7 @@ def main(job: str, torchrun: int | None = None) -> int:
         return 1
 
     if not end_all_marked(files.root, LEFT_S):
-        log.warning("what an earlier agent's workers have started does not die")
+        log.warning("processes that an earlier agent's workers started do not end")
     # Processes that workers have started, and those that outlive their engine, become our children: we end them.
     adopt_orphans()
 

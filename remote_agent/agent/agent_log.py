@@ -24,7 +24,7 @@ PERIOD_S = 60.0
 
 
 class Sparing(logging.Filter):
-    """Lets each place in the code log BURST records in PERIOD_S, then says how many it has left out."""
+    """Lets each place in the code log BURST records in PERIOD_S, then reports how many were left out."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Sparing(logging.Filter):
         since, count = self._places.get(place, (now, 0))
         if now - since >= PERIOD_S:
             if count > BURST:
-                record.msg = f"{record.getMessage()} (and {count - BURST} like it that are left out)"
+                record.msg = f"{record.getMessage()} (and {count - BURST} like it left out)"
                 record.args = ()
             since, count = now, 0
         self._places[place] = since, count + 1

@@ -30,7 +30,7 @@ from remote_agent.coordinator.status import document
 from remote_agent.coordinator.views import is_short
 from remote_agent.diagnose.incidents import iso_time
 from remote_agent.text.shapes import clip
-from remote_agent.wire import Answer, Channel, NodeSpec, Problem, WireError
+from remote_agent.wire import Answer, Args, Channel, NodeSpec, Problem, WireError
 from remote_agent.wire.documents import read_last_output, read_placed, read_snapshots
 from remote_agent.wire.events import (
     ENDED_EVENTS,
@@ -45,6 +45,7 @@ from remote_agent.wire.gate import Misfit
 if TYPE_CHECKING:
     from remote_agent.agent.context import Context
     from remote_agent.election.election import PeerRequest
+    from remote_agent.wire.documents import EvidenceEntry, JournalEvent, SnapshotEntry, Status
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ def _ranks(args: Mapping[str, Any]) -> tuple[tuple[int, int, int], ...]:
 
 
 def _notice(args: Mapping[str, Any]) -> dict[str, str] | None:
-    """Return what a node says about its network; None for nothing, or for what no agent of ours says."""
+    """Return a node's notice about its network; None for none, or for a malformed one."""
     notice = args.get("notice")
     if not isinstance(notice, dict) or notice.get("kind") not in (INTERFACE, HOST_NAME):
         return None
@@ -79,8 +80,8 @@ def _pulses(args: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
     return {int(rank): {**pulse, "clock": clock} for rank, pulse in args["ranks"].items()}
 
 
-def _snapshots(args: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    """Return the snapshots that a node says it keeps; none where another agent than ours says it."""
+def _snapshots(args: Mapping[str, Any]) -> tuple[SnapshotEntry, ...]:
+    """Return the snapshots that a node reports; none if the report is malformed."""
     try:
         return tuple(read_snapshots(args.get("snapshots") or []))
     except Misfit as misfit:
@@ -88,7 +89,7 @@ def _snapshots(args: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
         return ()
 
 
-def _said(node: str, args: Mapping[str, Any]) -> inputs.NodeWarning:
+def _node_warning(node: str, args: Mapping[str, Any]) -> inputs.NodeWarning:
     kind = str(args.get("kind"))
     return inputs.NodeWarning(
         node, kind if kind in SNAPSHOT_NOTICES else SNAPSHOT_LEFT_OUT, clip(str(args.get("message")))
@@ -98,15 +99,17 @@ def _said(node: str, args: Mapping[str, Any]) -> inputs.NodeWarning:
 def _last_output(node: str, generation: int, args: Mapping[str, Any]) -> inputs.LastOutput:
     """Return what a node has of a lost node's output; raises Misfit for what no agent of ours reports."""
     report = read_last_output(args)
-    evidence = tuple({**line, "node": node, "text": clip(line["text"])} for line in report["evidence"][:MAX_LINES])
-    return inputs.LastOutput(node, generation, report["of"], tuple(report["ranks"]), evidence)
+    evidence: list[EvidenceEntry] = [
+        {**line, "node": node, "text": clip(line["text"])} for line in report["evidence"][:MAX_LINES]
+    ]
+    return inputs.LastOutput(node, generation, report["of"], tuple(report["ranks"]), tuple(evidence))
 
 
 # Reports of members as inputs; those with timestamps of the member's clock are corrected first.
 REPORTS: dict[str, Callable[[str, int, Mapping[str, Any]], inputs.Input]] = {
     "ready": lambda node, _, args: inputs.Ready(node, int(args["nproc"]), args.get("versions", {}), _trees(args)),
     "unfit": lambda node, _, args: inputs.Unfit(node, str(args["reason"])),
-    "notice": lambda node, _, args: _said(node, args),
+    "notice": lambda node, _, args: _node_warning(node, args),
     "held": lambda node, generation, args: inputs.Held(node, generation, _snapshots(args)),
     "placed": lambda node, generation, args: inputs.Placed(node, generation, read_placed(args)),
     "last_output": _last_output,
@@ -132,7 +135,7 @@ def _first_step_age(ranks: Mapping[str, Mapping[str, Any]]) -> float | None:
 class OwnNode(Protocol):
     """The member on the coordinator's own node: `MemberLoop`."""
 
-    def order(self, op: str, args: dict[str, Any]) -> None: ...
+    def order(self, op: str, args: Args) -> None: ...
     def facts(self) -> dict[str, Any]: ...
     def introduction(self) -> dict[str, Any]: ...
 
@@ -142,15 +145,15 @@ class Outbox:
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        self.queue: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
+        self.queue: asyncio.Queue[tuple[str, Args]] = asyncio.Queue()
         self.sending: asyncio.Task[None] | None = None
 
-    def put(self, op: str, args: dict[str, Any]) -> None:
+    def put(self, op: str, args: Args) -> None:
         """Add a notice."""
         self.queue.put_nowait((op, args))
 
     async def run(self) -> None:
-        """Send notices until the wire ends; one that cannot be sent ends it, as nothing may be left out."""
+        """Send notices until the wire ends; one that cannot be sent ends it, because none may be skipped."""
         while True:
             op, args = await self.queue.get()
             try:
@@ -174,7 +177,7 @@ class Coordinator:
         self._me = context.node
         self._own = own
         self.state = state
-        self.facts: dict[str, dict[str, Any]] = {}
+        self.facts: dict[str, Any] = {}
         self._clocks: defaultdict[str, clocks.Clock] = defaultdict(clocks.Clock)
         """By node: what to add to its time to get ours, and how far that may be wrong."""
         self._losses = Losses()
@@ -244,7 +247,7 @@ class Coordinator:
             self._wake()
         return reply
 
-    def request(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
+    def request(self, op: str, args: Args) -> Any:
         """Answer an operator's request; raises Problem when it is refused."""
         if op == "status":
             return self.status()
@@ -260,7 +263,7 @@ class Coordinator:
         replies = [(name, self.feed(event)) for name, event in read(op, args, self.state)]
         return {**answer(replies), "seq": seq}
 
-    def _count_operator(self, args: dict[str, Any]) -> None:
+    def _count_operator(self, args: Args) -> None:
         """Note an operator: one event for its first connection, one when its last connection has ended."""
         name, came = str(args["operator"]), bool(args["came"])
         count = self._operators.get(name, 0) + (1 if came else -1)
@@ -270,14 +273,14 @@ class Coordinator:
         elif not came and count == 0:
             self.record(EventType.OPERATOR_DETACHED, operator=name)
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Status:
         """Return the status document."""
-        own = {self._me: {"clock_offset_ms": 0.0, "clock_error_ms": 0.0, **self._own.facts()}}
+        own: dict[str, Any] = {self._me: {"clock_offset_ms": 0.0, "clock_error_ms": 0.0, **self._own.facts()}}
         return document(self.state, {**self.facts, **own}, self._me, clocks.now())
 
     # Reports of members
 
-    def join(self, node: str, channel: Channel, args: dict[str, Any]) -> None:
+    def join(self, node: str, channel: Channel, args: Args) -> None:
         """Take a member's connection: it gets the journal first, then orders."""
         self._forget(node)
         outbox = Outbox(channel)
@@ -292,7 +295,7 @@ class Coordinator:
         outbox.sending = self._tasks.spawn(outbox.run(), f"orders for {node}")
         self.hear_join(node, args)
 
-    def hear_join(self, node: str, args: dict[str, Any]) -> None:
+    def hear_join(self, node: str, args: Args) -> None:
         """Take the facts that a member reports about itself when it joins."""
         if node not in self.state.nodes:
             self._take_in(NodeSpec(name=node, address=str(args.get("address", ""))))
@@ -303,7 +306,7 @@ class Coordinator:
         delay = clocks.Echo.delay(args)
         self.feed(inputs.Joined(node, incarnation, running, reason, nproc, _trees(ready), disk, delay))
         for report in args.get("reports", ()):
-            self.hear(node, report["op"], report["args"])
+            self.receive(node, report["op"], report["args"])
 
     def _take_in(self, spec: NodeSpec) -> None:
         """Take in a node that the job's description does not name."""
@@ -329,7 +332,7 @@ class Coordinator:
             outbox.sending.cancel()
         return outbox
 
-    def hear(self, node: str, op: str, args: dict[str, Any]) -> None:
+    def receive(self, node: str, op: str, args: Args) -> None:
         """Take a member's report."""
         if op in REPORTS:
             self.feed(REPORTS[op](node, int(args.get("generation", -1)), args))
@@ -337,13 +340,13 @@ class Coordinator:
             ended = self._clocks[node].corrected(args["exit"])
             self.feed(inputs.Exited(node, int(args["generation"]), ended, _age_s(ended)))
         elif op == "grouped":
-            age_s = _age_s(self._clocks[node].corrected(args))
+            age_s = _age_s(self._clocks[node].corrected({"t_ns": int(args["t_ns"])}))
             self.feed(inputs.Grouped(node, int(args["generation"]), int(args["rank"]), float(args["took_s"]), age_s))
         elif op == "idle":
             exits = tuple(self._clocks[node].corrected(ended) for ended in args["exits"])
             self.feed(inputs.Idle(node, int(args["generation"]), exits))
 
-    def beat(self, node: str, args: dict[str, Any]) -> None:
+    def beat(self, node: str, args: Args) -> None:
         """Take a heartbeat."""
         clock = self._clocks[node] = clocks.Clock.from_report(args)
         ranks = args.get("ranks", {})
@@ -369,16 +372,7 @@ class Coordinator:
 
     def _record(self, emit: s.Emit) -> None:
         now = iso_time(time.time_ns())
-        record = {
-            "seq": self._journal.last_seq + 1,
-            "time": now,
-            "type": str(emit.type),
-            "generation": emit.generation,
-            "node": emit.node,
-            "rank": emit.rank,
-            "detail": dict(emit.detail),
-            "term": self.state.term,
-        }
+        record: JournalEvent = {**emit.record(self._journal.last_seq + 1, now), "term": self.state.term}
         if emit.type is EventType.JOB_STARTED:
             self.state = dataclasses.replace(self.state, started_at=now)
         self._journal.append(record)
@@ -386,7 +380,7 @@ class Coordinator:
             self._tasks.spawn(self._secure(emit.generation), "write the proposal")
         for outbox in self._outboxes.values():
             outbox.put("journal", {"records": [record], "reset": False})
-        self.hooks.hear(record)
+        self.hooks.receive(record)
 
     async def _secure(self, generation: int) -> None:
         """Count this node among those that have the proposal on disk, once it has."""
@@ -410,7 +404,7 @@ class Coordinator:
             "max_restarts": spec.max_restarts,
         }
 
-    def _send(self, node: str, op: str, args: dict[str, Any]) -> None:
+    def _send(self, node: str, op: str, args: Args) -> None:
         if node == self._me:
             self._own.order(op, args)
         elif node in self._outboxes:
@@ -421,7 +415,7 @@ class Coordinator:
         if outbox is not None:
             self._tasks.spawn(outbox.channel.close(), f"drop {node}")
 
-    def notify_all(self, op: str, args: dict[str, Any]) -> None:
+    def notify_all(self, op: str, args: Args) -> None:
         """Send every member a notice."""
         for outbox in self._outboxes.values():
             outbox.put(op, args)
@@ -472,11 +466,11 @@ class Office:
         self.coordinator: Coordinator | None = None
         context.ballot.on_change(self._drop_if_moved)
         self.requests: dict[str, PeerRequest] = {
-            "join": self._hear_join,
-            "report": self._hear_report,
-            "beat": self._hear_heartbeat,
-            "time": self._hear_time,
-            "request": self._hear_request,
+            "join": self._on_join,
+            "report": self._on_report,
+            "beat": self._on_heartbeat,
+            "time": self._on_time,
+            "request": self._on_request,
         }
 
     @property
@@ -504,7 +498,7 @@ class Office:
         state = self.coordinator.state if self.coordinator is not None else None
         return state is not None and term > state.term and holds_quorum(state, clocks.now())
 
-    def assign(self, args: dict[str, Any]) -> None:
+    def assign(self, args: Args) -> None:
         """Accept the coordinator that a launch names; raises Problem when this job has another one already."""
         context, named = self._context, args["coordinator"]
         me, records = context.node, context.journal.records
@@ -529,7 +523,7 @@ class Office:
         ballot.follow(term, me)
         coordinator = self._begin(state, {})
         if state.phase != s.ENDED:
-            # An ended job is only told to those who have not heard it: others have ended with the same journal.
+            # Only nodes that have not heard of the job's end are told of it; the others ended with the same journal.
             coordinator.record(EventType.COORDINATOR_CHANGED, me, former=former or None, term=term)
         if former in state.nodes and state.nodes[former].status != "removed":
             coordinator.feed(inputs.AgentDead(former, "it was the coordinator, and is gone"))
@@ -541,7 +535,7 @@ class Office:
         return coordinator
 
     def _retire(self, successor: str) -> None:
-        """Give up the role at once, so that that node takes over."""
+        """Give up the role at once, so that the other node takes over."""
         self._context.ballot.name_successor(successor)
         self._tasks.spawn(self._hand_over(successor), "hand over")
 
@@ -578,7 +572,7 @@ class Office:
             raise Problem("not_coordinator", f"{self._context.node} is not the coordinator")
         return self.coordinator
 
-    async def _hear_join(self, node: str, channel: Channel | None, args: dict[str, Any]) -> Answer:
+    async def _on_join(self, node: str, channel: Channel | None, args: Args) -> Answer:
         coordinator, term = self._held(), int(args["term"])
         if term > coordinator.state.term:
             older = coordinator.state.term
@@ -589,18 +583,18 @@ class Office:
         coordinator.notify_all("members", {"members": self._context.peers.members})
         return Answer({})
 
-    async def _hear_report(self, node: str, channel: Channel | None, args: dict[str, Any]) -> Answer:
-        self._held().hear(node, args["op"], args["args"])
+    async def _on_report(self, node: str, channel: Channel | None, args: Args) -> Answer:
+        self._held().receive(node, args["op"], args["args"])
         return Answer({})
 
-    async def _hear_heartbeat(self, node: str, channel: Channel | None, args: dict[str, Any]) -> Answer:
+    async def _on_heartbeat(self, node: str, channel: Channel | None, args: Args) -> Answer:
         received_ns = time.time_ns()
         self._held().beat(node, args)
         return Answer({"received_ns": received_ns, "answered_ns": time.time_ns(), "now": clocks.now()})
 
-    async def _hear_time(self, node: str, channel: Channel | None, args: dict[str, Any]) -> Answer:
+    async def _on_time(self, node: str, channel: Channel | None, args: Args) -> Answer:
         self._held()
         return Answer({"received_ns": time.time_ns(), "answered_ns": time.time_ns(), "now": clocks.now()})
 
-    async def _hear_request(self, node: str, channel: Channel | None, args: dict[str, Any]) -> Answer:
+    async def _on_request(self, node: str, channel: Channel | None, args: Args) -> Answer:
         return Answer(self._held().request(args["op"], args["args"]))

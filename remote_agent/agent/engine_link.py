@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from remote_agent.base.proc import own_command, restore_open_files, start_ticks
 from remote_agent.engine.processes import Leftovers
-from remote_agent.wire import Answer, CallFailed, Channel, ChannelClosed, Problem, WireError
+from remote_agent.wire import Answer, Args, CallFailed, Channel, ChannelClosed, Problem, WireError
 
 if TYPE_CHECKING:
     from remote_agent.base.paths import JobFiles
@@ -32,7 +32,7 @@ END_S = 0.5
 # After SIGKILL: what stays longer is stuck in the kernel, and no user code of it runs any more.
 DEAD_S = 2.0
 DISMISS_S = 5.0
-Notice = Callable[[str, "dict[str, Any]"], Awaitable[None]]
+Notice = Callable[[str, "Args"], Awaitable[None]]
 
 
 class EngineLink:
@@ -56,7 +56,7 @@ class EngineLink:
         self.ended = asyncio.Event()
         """Set when the engine's process is gone."""
         self.has_served = False
-        """An earlier job was served: where it ends, the installation is not why."""
+        """The engine has served an earlier job: if it ends, the installation is not the reason."""
         self._channel: Channel | None = None
         self._serving: asyncio.Future[str] | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -146,19 +146,20 @@ class EngineLink:
         """The facts that should be the same on all nodes."""
         return {name: self.facts[name] for name in ("torch", "cuda", "nccl", "python") if self.facts.get(name)}
 
-    async def call(self, op: str, args: dict[str, Any], timeout: float = CALL_MARGIN_S) -> dict[str, Any]:
+    async def call(self, op: str, args: Args, timeout: float = CALL_MARGIN_S) -> dict[str, Any]:
         """Return the engine's answer; raises CallFailed, ChannelClosed, asyncio.TimeoutError."""
         if self._channel is None:
             raise ChannelClosed("the engine has not started")
         answer: Answer = await self._channel.call(op, args, timeout=timeout)
         if op == "go":
-            # The agent of torch, where there is one, is a process to be ended like a worker.
+            # torch's own agent, if there is one, is a process that has to be ended like a worker.
             others = [answer.data["agent"]] if answer.data.get("agent") is not None else []
             for process in (*answer.data["ranks"], *others):
                 self._workers[int(process["pid"])] = process.get("started")
         if op == "stop":
             self._workers.clear()
-        return answer.data
+        data: dict[str, Any] = answer.data
+        return data
 
     async def renew(self, seconds: float) -> None:
         """Allow the engine to continue for that long; without renewal it ends what it runs."""
@@ -207,7 +208,7 @@ class EngineLink:
             for pidfd in pidfds:
                 os.close(pidfd)
         sessions, self._workers = set(self._workers), {}
-        # A torchrun is not our child, and neither is what it leaves.
+        # A torchrun is not our child, and neither are the processes that it leaves behind.
         if self._process is not None and await Leftovers(self._files.root, sessions).sweep((), DEAD_S):
             log.warning("a process that a worker started did not end")
 
@@ -222,7 +223,7 @@ class EngineLink:
             return
         self.ready.set()
 
-    async def _hear(self, op: str, args: dict[str, Any], body: bytes) -> Answer:
+    async def _hear(self, op: str, args: Args, body: bytes) -> Answer:
         if op == "exited":
             self._workers.pop(int(args["exit"]["pid"]), None)
         if op == "standby":

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 from remote_agent.base.files import read_text
 from remote_agent.coordinator import replay
-from remote_agent.coordinator.journal import Record, public, read_records
+from remote_agent.coordinator.journal import public, read_records
 from remote_agent.coordinator.status import document, history
 from remote_agent.diagnose.incidents import incidents_in
 from remote_agent.election import authorities
@@ -20,14 +20,15 @@ from remote_agent.history.keeper import Keeper
 from remote_agent.logs import LogStore
 from remote_agent.logs.nccl import read_facts, read_map
 from remote_agent.snapshots.store import PIECE, Content, content_at, read_kept
-from remote_agent.wire import Answer, Items, JobSpec, Problem
+from remote_agent.wire import Answer, Args, Items, JobSpec, Problem
 from remote_agent.wire.events import ENDED_EVENTS, ENDED_STATES, Condition
 
 if TYPE_CHECKING:
     from remote_agent.base import paths
+    from remote_agent.wire.documents import JournalEvent, NodeStatus, RankStatus, Status
 
-Op = Callable[["dict[str, Any]"], Union[Items, Awaitable[Answer]]]
-Records = Callable[[], "list[Record]"]
+Op = Callable[["Args"], Union[Items, Awaitable[Answer]]]
+Records = Callable[[], "list[JournalEvent]"]
 """Returns the journal as far as this node has it."""
 
 
@@ -57,7 +58,7 @@ class JobRequests:
             "snapshot_read": self.snapshot_read,
         }
 
-    async def handle(self, op: str, args: dict[str, Any], body: bytes) -> Answer | Items:
+    async def handle(self, op: str, args: Args, body: bytes) -> Answer | Items:
         """Answer one request; raises Problem."""
         serve = self.ops.get(op)
         if serve is None:
@@ -67,28 +68,28 @@ class JobRequests:
 
     limits = "this agent does not know the request"
 
-    async def history(self, args: dict[str, Any]) -> Items:
+    async def history(self, args: Args) -> Items:
         """Stream what each record of the journal changed in the status."""
         for change in history(self.spec, list(self._records())):
             yield Answer(change)
             # A long journal of many ranks takes seconds: the heartbeats have their turn in between.
             await asyncio.sleep(0)
 
-    async def events(self, args: dict[str, Any]) -> Items:
+    async def events(self, args: Args) -> Items:
         """Stream journal records after `since`."""
         for record in self._records()[max(0, int(args.get("since", 0))) :]:
             yield Answer({"event": public(record)})
 
-    async def snapshot_files(self, args: dict[str, Any]) -> Answer:
+    async def snapshot_files(self, args: Args) -> Answer:
         """Answer with path and files of a snapshot that is kept here; raises Problem."""
         kept = await asyncio.to_thread(read_kept, self.files.root / "snapshots")
-        found = kept.get(str(args["id"]))
-        if found is None:
+        snapshot = kept.get(str(args["id"]))
+        if snapshot is None:
             raise Problem("no_snapshot", f"snapshot {args['id']} is not kept on this node")
-        files = [[path, file.mode, file.size, file.sha256] for path, file in found.manifest.files.items()]
-        return Answer({"path": found.path, "files": files})
+        files = [[path, file.mode, file.size, file.sha256] for path, file in snapshot.manifest.files.items()]
+        return Answer({"path": snapshot.path, "files": files})
 
-    async def snapshot_read(self, args: dict[str, Any]) -> Items:
+    async def snapshot_read(self, args: Args) -> Items:
         """Stream a content of a snapshot; raises Problem."""
         place = content_at(self.files.root / "snapshots", str(args["sha"]))
         try:
@@ -100,18 +101,18 @@ class JobRequests:
             yield Answer({}, piece)
             offset += len(piece)
 
-    async def incidents(self, args: dict[str, Any]) -> Answer:
+    async def incidents(self, args: Args) -> Answer:
         """Answer with every incident so far, and with NCCL's facts on this node."""
         incidents = incidents_in(self._records())
         facts = await asyncio.get_running_loop().run_in_executor(None, read_facts, self.logs.root)
         return Answer({"incidents": incidents, "nccl": facts})
 
-    async def nccl(self, args: dict[str, Any]) -> Answer:
-        """Answer with what each rank of this node let NCCL say; `stamp`: that of an answer the caller has already."""
+    async def nccl(self, args: Args) -> Answer:
+        """Answer with NCCL's output of each rank of this node; `stamp`: of an answer that the caller already has."""
         stamp = str(args.get("stamp", ""))
         return Answer(await asyncio.get_running_loop().run_in_executor(None, read_map, self.logs.root, stamp))
 
-    async def describe(self, args: dict[str, Any]) -> Answer:
+    async def describe(self, args: Args) -> Answer:
         """Answer with the job's description and the authorities that this node trusts, for another node."""
         return Answer({"ca": read_text(self.files.ca), "spec": self.spec.to_json()})
 
@@ -121,7 +122,7 @@ class JobRequests:
 
 
 class FileRequests(JobRequests):
-    """A job whose agent is not there: it has ended, or its agent died."""
+    """A job without a running agent: the job has ended, or its agent died."""
 
     limits = "no agent of it runs on this node"
 
@@ -133,13 +134,13 @@ class FileRequests(JobRequests):
         self._started = False
         self.ops.update(identity=self.identity, status=self.status, watch=self.watch, attach=self.attach)
 
-    async def handle(self, op: str, args: dict[str, Any], body: bytes) -> Answer | Items:
+    async def handle(self, op: str, args: Args, body: bytes) -> Answer | Items:
         if op.startswith("log_") and not self._started:
             self._started = True
             await self.logs.start()
         return await super().handle(op, args, body)
 
-    async def identity(self, args: dict[str, Any]) -> Answer:
+    async def identity(self, args: Args) -> Answer:
         """Answer that only files are here, and how much of the journal they have."""
         term = self._journal[-1].get("term", 0) if self._journal else 0
         return Answer(
@@ -161,30 +162,30 @@ class FileRequests(JobRequests):
             }
         )
 
-    def _document(self) -> dict[str, Any]:
+    def _document(self) -> Status:
         state = replay.fold(self.spec, self._journal)
         status = _without_agent(document(state, {}, None), self._node)
         return {**status, "coordinator_reachable": False, "node": self._node, "last_seq": len(self._journal)}
 
-    async def status(self, args: dict[str, Any]) -> Answer:
+    async def status(self, args: Args) -> Answer:
         """Answer with the status that the journal shows."""
         return Answer(self._document())
 
-    async def watch(self, args: dict[str, Any]) -> Items:
-        """Send the one status there is."""
+    async def watch(self, args: Args) -> Items:
+        """Send the status once: it does not change any more."""
         yield Answer({"status": self._document()})
 
-    async def attach(self, args: dict[str, Any]) -> Answer:
+    async def attach(self, args: Args) -> Answer:
         """Do nothing: no agent notes the operator."""
         return Answer({})
 
 
-def _without_agent(status: dict[str, Any], node: str) -> dict[str, Any]:
+def _without_agent(status: Status, node: str) -> Status:
     """Return the status that a journal shows, corrected by what is certain: this node's ranks died with its agent."""
     own = next((one for one in status["nodes"] if one["name"] == node), None)
     if status["state"] in ENDED_STATES or own is None or own["state"] != "running":
         return status
-    ranks = [{**rank, "state": "killed"} for rank in own["ranks"]]
-    lost = {**own, "state": "lost", "reason": "no agent of the job runs there", "ranks": ranks}
+    ranks: list[RankStatus] = [{**rank, "state": "killed"} for rank in own["ranks"]]
+    lost: NodeStatus = {**own, "state": "lost", "reason": "no agent of the job runs there", "ranks": ranks}
     nodes = [lost if one is own else one for one in status["nodes"]]
     return {**status, "state": "degraded", "condition": str(Condition.DEGRADED), "nodes": nodes}

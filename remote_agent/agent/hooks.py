@@ -22,25 +22,25 @@ from remote_agent.coordinator.journal import public
 from remote_agent.wire.events import ENDED_EVENTS, EventType
 
 if TYPE_CHECKING:
-    from remote_agent.coordinator.journal import Record
     from remote_agent.wire import Hook, JobSpec
+    from remote_agent.wire.documents import JournalEvent
 
 OUTCOMES = (EventType.HOOK_DELIVERED, EventType.HOOK_FAILED)
-# What may wait for one hook.
+# How many events may wait for one hook.
 LONGEST_QUEUE = 64
 PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
 KILLED_S = 5.0
 SUMMARY_CHARS = 1000
-# Discord refuses longer ones.
+# Discord refuses longer messages.
 DISCORD_CHARS = 2000
 # A command line can be read by every user of the node, an environment cannot. The shell itself changes the directory:
 # where a file system hangs, only the shell waits for it.
 SHELL = 'cd "$1" || exit; shift; line=$SUPERVISOR_COMMAND; unset SUPERVISOR_COMMAND; eval "$line"'
 
 
-def summary(record: Record) -> str:
-    """Return such a record in one line that fits an environment variable."""
+def summary(record: JournalEvent) -> str:
+    """Return a record's summary as one line that fits into an environment variable."""
     kind, detail = record["type"], record["detail"]
     if kind in ENDED_EVENTS:
         reason = detail.get("reason")
@@ -71,17 +71,17 @@ class Hooks:
         self._spec = spec
         self._cwd = cwd
         self._record = record
-        self._queues: list[asyncio.Queue[tuple[str, Record]]] = [asyncio.Queue(LONGEST_QUEUE) for _ in spec.hooks]
+        self._queues: list[asyncio.Queue[tuple[str, JournalEvent]]] = [asyncio.Queue(LONGEST_QUEUE) for _ in spec.hooks]
         self._open: dict[tuple[int, int], str] = {}
         """By the number of the hook and of the record: what is still to be delivered."""
         self._tasks = Tasks()
 
-    def start(self, records: Iterable[Record]) -> None:
+    def start(self, records: Iterable[JournalEvent]) -> None:
         """Begin, with what the journal has so far."""
         known = list(records)
         done = {(one["detail"]["hook"], one["detail"]["of"]) for one in known if one["type"] in OUTCOMES}
         for record in known:
-            self.hear(record, done)
+            self.receive(record, done)
         for number, hook in enumerate(self._spec.hooks, 1):
             self._tasks.spawn(self._serve(number, hook), f"hook {number}")
 
@@ -101,7 +101,7 @@ class Hooks:
         """End what runs."""
         await self._tasks.close()
 
-    def hear(self, record: Record, done: Collection[tuple[int, int]] = ()) -> None:
+    def receive(self, record: JournalEvent, done: Collection[tuple[int, int]] = ()) -> None:
         """Take a new record in; `done`: hook and record of what is delivered already."""
         occasion = self._occasion(record)
         for number, hook in enumerate(self._spec.hooks, 1):
@@ -112,9 +112,9 @@ class Hooks:
             try:
                 self._queues[number - 1].put_nowait((occasion, record))
             except asyncio.QueueFull:
-                self._over(number, of, occasion, f"{LONGEST_QUEUE} events wait for this hook already")
+                self._over(number, of, occasion, f"{LONGEST_QUEUE} events are already waiting for this hook")
 
-    def _occasion(self, record: Record) -> str:
+    def _occasion(self, record: JournalEvent) -> str:
         """Return failure, hang, recovery or end; empty for any other record."""
         kind = record["type"]
         if kind == EventType.INCIDENT:
@@ -141,7 +141,7 @@ class Hooks:
         else:
             self._record(EventType.HOOK_DELIVERED, hook=number, event=occasion, of=of)
 
-    async def _deliver(self, number: int, hook: Hook, occasion: str, record: Record) -> str:
+    async def _deliver(self, number: int, hook: Hook, occasion: str, record: JournalEvent) -> str:
         """Try until it works; returns why the last try failed, or nothing."""
         head = {"job": self._spec.job, "event": occasion, "summary": summary(record)}
         body = json.dumps(message(hook.kind, head) if hook.kind else {**head, "record": public(record)}).encode()
@@ -188,7 +188,7 @@ async def _run(hook: Hook, body: bytes, name: str, env: dict[str, str], cwd: str
 
 
 async def _post(hook: Hook, body: bytes, name: str) -> str:
-    """Send one POST; returns what went wrong, of the address no more than the host."""
+    """Send one POST; return what went wrong, without more of the address than its host."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[str] = loop.create_future()
 
@@ -201,7 +201,7 @@ async def _post(hook: Hook, body: bytes, name: str) -> str:
         with contextlib.suppress(RuntimeError):  # the loop is closed by now
             loop.call_soon_threadsafe(settle, reason)
 
-    # Not the loop's own threads: the agent's end would wait for a server that dribbles its answer.
+    # Not the loop's own threads: the agent's end would wait for a server that sends its answer byte by byte.
     threading.Thread(target=work, name=name, daemon=True).start()
     try:
         reason = await asyncio.wait_for(answer, hook.timeout)
@@ -211,7 +211,7 @@ async def _post(hook: Hook, body: bytes, name: str) -> str:
 
 
 def _request(hook: Hook, body: bytes) -> str:
-    # Half of a web client: loaded where it is wanted.
+    # This imports half of a web client, so it is imported only if it is needed.
     import http.client
     import urllib.error
     import urllib.request
@@ -231,6 +231,6 @@ def _request(hook: Hook, body: bytes) -> str:
         error.close()
         return f"answered {error.code}"
     except (OSError, ValueError, http.client.HTTPException) as error:
-        # Its text may hold the address.
+        # Its text may contain the address.
         cause = error.reason if isinstance(error, urllib.error.URLError) else error
         return str(getattr(cause, "strerror", None) or type(cause).__name__)

@@ -77,7 +77,7 @@ def clean(home: Home, job: object) -> dict[str, Any]:
             raise Problem("no_such_job", f"no job named {job} here", "`supervisor jobs` lists the jobs")
     removed, kept, size = [], [], 0
     for files in chosen:
-        # A job without its agent may run on other nodes all the same: its files go only when it is named.
+        # A job without an agent here may still run on other nodes: its files are removed only if it is named.
         freed = _remove(files) if job is not None or _is_over(files) else None
         if freed is None:
             kept.append(files.name)
@@ -85,7 +85,7 @@ def clean(home: Home, job: object) -> dict[str, Any]:
             removed.append(files.name)
             size += freed
     if not home.job_names() and home.standby.is_dir():
-        # What scripts have loaded is remembered beyond their jobs, but not beyond the last one.
+        # The list of modules that scripts load outlives their jobs, but is removed with the last one.
         size += _size(home.standby)
         shutil.rmtree(home.standby, ignore_errors=True)
     return {"removed": removed, "bytes": size, "kept": kept}
@@ -117,7 +117,7 @@ def _remove(files: JobFiles) -> int | None:
 
 
 def _remove_versions(home: Home, tree: str) -> int:
-    """Remove what is kept beside a tree to go back to, unless a job may; what the script wrote stays in the tree."""
+    """Remove the previous versions of a tree, unless a job may go back to them; what the script wrote stays."""
     versions = home.tree(tree).parent / ".state" / tree / "versions"
     if running_from(home, tree) is not None or not versions.is_dir():
         return 0

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from remote_agent.base import proc
 from remote_agent.base.streams import serve_unix
-from remote_agent.wire import Answer, CallFailed, Channel, Problem, WireError
+from remote_agent.wire import Answer, Args, CallFailed, Channel, Problem, WireError
 
 if TYPE_CHECKING:
     from remote_agent.agent.context import Life
@@ -56,7 +56,7 @@ def standing() -> dict[str, Any]:
     }
 
 
-def what_runs(spec: JobSpec) -> list[str | None]:
+def reuse_key(spec: JobSpec) -> list[str | None]:
     """Return what must be the same for a job to take over another one's engine."""
     return [spec.tree, spec.workdir, spec.kind, spec.script]
 
@@ -87,9 +87,9 @@ class EngineKeeper:
         self._server: asyncio.AbstractServer | None = None
         self._until = time.monotonic() + spec.keep_warm
         self._is_alone = asyncio.Event()
-        """Set when nothing else is left of the job's agent."""
+        """Set once everything else of the job's agent has ended."""
         self._taker: Channel | None = None
-        """Whose job is next, once it says so."""
+        """The connection of the bridge whose job takes the engine, once it has asked for it."""
         self._asked: NextJob | None = None
         self._next: NextJob | None = None
         self._decided = asyncio.Event()
@@ -110,18 +110,18 @@ class EngineKeeper:
         await asyncio.wait(tasks, timeout=max(0.0, left_s), return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             task.cancel()
-        # A job that begins only now is refused: nobody would serve it.
+        # From now on a job that asks is refused, because nobody would serve it.
         self._decided.set()
         return self._next
 
     def close(self) -> None:
-        """Answer nobody any more."""
+        """Stop answering bridges."""
         if self._server is not None:
             self._server.close()
             self._files.warm.unlink(missing_ok=True)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        async def handle(op: str, args: dict[str, Any], body: bytes) -> Answer:
+        async def handle(op: str, args: Args, body: bytes) -> Answer:
             return Answer(await self._answer(channel, op, args))
 
         channel = Channel(reader, writer, handle)
@@ -131,7 +131,7 @@ class EngineKeeper:
             if self._taker is channel:
                 self._taker = None
 
-    async def _answer(self, channel: Channel, op: str, args: dict[str, Any]) -> dict[str, Any]:
+    async def _answer(self, channel: Channel, op: str, args: Args) -> dict[str, Any]:
         if op == "look":
             until_ns = time.time_ns() + round((self._until - time.monotonic()) * 1e9)
             return {"until_ns": until_ns, "standby": self.engine.standby}
@@ -149,10 +149,10 @@ class EngineKeeper:
             return {}
         raise Problem("unknown_op", f"no such request to an agent whose job is over: {op}")
 
-    async def _offer(self, channel: Channel, args: dict[str, Any]) -> dict[str, Any]:
+    async def _offer(self, channel: Channel, args: Args) -> dict[str, Any]:
         """Answer once the engine is free for this job; raises Problem when it cannot have it."""
         state = (self.engine.standby or {}).get("state")
-        if args["runs"] != what_runs(self._spec) or args["standing"] != standing() or state not in ("loading", "ready"):
+        if args["runs"] != reuse_key(self._spec) or args["standing"] != standing() or state not in ("loading", "ready"):
             raise Problem("other", "this job cannot be started by that engine")
         if self._taker is not None:
             raise Problem("taken", "another launch has asked for it")

@@ -18,15 +18,16 @@ import logging
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from remote_agent.base.tasks import within
 from remote_agent.diagnose.tracebacks import read_error_document
 from remote_agent.election.peers import PeerRefused, PeerUnreachable
-from remote_agent.logs.catalogue import RANK_FOLDER
+from remote_agent.text.names import RANK_FOLDER
 from remote_agent.text.shapes import clip
-from remote_agent.wire import Answer, CallFailed, Channel, Items, WireError
+from remote_agent.wire import Answer, Args, CallFailed, Channel, Items, WireError
 from remote_agent.wire.documents import COPY_MARK
 from remote_agent.wire.events import EventType
 
@@ -35,24 +36,25 @@ if TYPE_CHECKING:
     from remote_agent.agent.snapshot_keeper import MemberView
     from remote_agent.base.paths import JobFiles
     from remote_agent.base.tasks import Tasks
-    from remote_agent.coordinator.journal import Journal, Record
+    from remote_agent.coordinator.journal import Journal
     from remote_agent.election.election import PeerRequest
     from remote_agent.election.peers import Peers
     from remote_agent.logs import LogStore
+    from remote_agent.wire.documents import EvidenceEntry, JournalEvent
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 5.0
 END_BYTES = 64 * 1024
-# Of all files of one node: nodes with more ranks send shorter ends.
+# The limit for all files of one node: nodes with more ranks send shorter ends.
 NODE_BYTES = 4 * 1024 * 1024
-# A node sends to one other; more come only where most of the others are lost.
+# A node sends to one other node; several send to the same node only if most of the others are lost.
 MAX_NODES = 4
 # Each file counts as at least so much.
 LEAST_BYTES = 1024
 ERROR = "error.json"
 NAMES = ("stdout.log", "stderr.log", "nccl.log", ERROR)
-# Of an incident: what the other ranks of a node said is in the logs.
+# How many lines an incident gets; the last lines of the node's other ranks are in the logs.
 MAX_LINES = 12
 
 
@@ -94,10 +96,12 @@ class LastOutputKeeper:
         """By node: the ends of its files, of its newest generation."""
         self._returned: set[str] = set()
         """Nodes that are back, and may have the files themselves that were copied here."""
+        self._news = asyncio.Event()
+        """Set when a node has returned."""
         self.requests: dict[str, PeerRequest] = {
-            "last_output_offer": self._hear_offer,
-            "last_output": self._hear_read,
-            "last_output_own": self._hear_own,
+            "last_output_offer": self._on_offer,
+            "last_output": self._on_read,
+            "last_output_own": self._on_own,
         }
 
     def start(self, tasks: Tasks, member: MemberView) -> None:
@@ -111,9 +115,9 @@ class LastOutputKeeper:
     async def _repeat(self) -> None:
         """Look for a node that takes this node's output, drop copies of nodes that returned; until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_S)
-            for node in sorted(self._returned):
-                await self._give_way(node)
+            await within(self._news, LOOK_S)
+            self._news.clear()
+            await self._give_way(set(self._returned))
             running = self._running()
             if running is not None and not self._reader:
                 await self._offer(running)
@@ -129,7 +133,7 @@ class LastOutputKeeper:
     def _running(self) -> int | None:
         return None if self._member is None else self._member.running
 
-    async def _hear_read(self, node: str, channel: Channel | None, args: dict[str, Any]) -> Items:
+    async def _on_read(self, node: str, channel: Channel | None, args: Args) -> Items:
         return self._changes([node])
 
     async def _changes(self, reader: list[str]) -> Items:
@@ -171,7 +175,7 @@ class LastOutputKeeper:
             if not stat.S_ISREG(info.st_mode) or (inode, size) == (info.st_ino, info.st_size):
                 return
             if place.name == ERROR and info.st_size > limit:
-                # A part of it cannot be read.
+                # Half a JSON document is of no use.
                 return
             is_longer = inode == info.st_ino and size < info.st_size and place.name != ERROR
             begin = max(size if is_longer else 0, info.st_size - limit)
@@ -183,8 +187,8 @@ class LastOutputKeeper:
 
     # What other nodes' ranks write
 
-    async def _hear_offer(self, node: str, channel: Channel | None, args: dict[str, Any]) -> Answer:
-        # It offers while it has no reader: a connection that we had was lost without a trace.
+    async def _on_offer(self, node: str, channel: Channel | None, args: Args) -> Answer:
+        # A node offers only while it has no reader, so an earlier connection was lost without our noticing.
         self._forget(node)
         if len(self._reading) >= MAX_NODES or self._tasks is None:
             return Answer({"takes": False})
@@ -240,7 +244,10 @@ class LastOutputKeeper:
         async for record in self._journal.follow(0):
             node = str(record["node"])
             if record["type"] == EventType.NODE_READY:
-                self._returned.add(node)
+                self._note_returned(node)
+            elif record["type"] == EventType.GENERATION_STARTED:
+                # A node that had lost its workers only takes part again without a word.
+                self._note_returned(*(str(member["node"]) for member in record["detail"]["members"]))
             elif record["type"] in (EventType.NODE_LOST, EventType.NODE_FAILED):
                 self._returned.discard(node)
                 if node in self._reader:
@@ -249,8 +256,12 @@ class LastOutputKeeper:
                     self._forget(node)
                     await self._write_down(node, record)
 
-    async def _write_down(self, node: str, record: Record) -> None:
-        """Put the ends of a lost node's files beside this node's own logs, and report their last lines."""
+    def _note_returned(self, *nodes: str) -> None:
+        self._returned.update(nodes)
+        self._news.set()
+
+    async def _write_down(self, node: str, record: JournalEvent) -> None:
+        """Put the ends of a lost node's files next to this node's own logs, and report their last lines."""
         kept = self._kept.pop(node)
         generation = next(iter(kept)).generation
         # The journal, not the node, determines whose ranks these are.
@@ -263,21 +274,22 @@ class LastOutputKeeper:
             return
         # One that had left the group before has no part in what happened to it.
         is_news = lines and generation == record["generation"]
-        if is_news and self._member is not None and self._tasks is not None:
+        if self._tasks is not None:
+            # It may have lost its workers only.
+            self._tasks.spawn(self._give_way({node}), f"last output of {node}")
+        if is_news and self._member is not None:
             ranks = sorted({place.rank for place in ends})
             report = {"generation": generation, "of": node, "ranks": ranks, "evidence": lines[:MAX_LINES]}
             self._member.report("last_output", report)
-            # It may have lost its workers only.
-            self._tasks.spawn(self._give_way(node), f"last output of {node}")
 
-    def _write(self, node: str, ends: Mapping[RankFile, End], time: str) -> list[dict[str, Any]]:
+    def _write(self, node: str, ends: Mapping[RankFile, End], time: str) -> list[EvidenceEntry]:
         """Write these ends; returns the last line of each file, as evidence."""
-        lines: list[dict[str, Any]] = []
+        lines: list[EvidenceEntry] = []
         for rank in sorted({place.rank for place in ends}):
             generation = next(iter(ends)).generation
             folder = self._files.rank(generation, rank)
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # Before the logs: whoever finds them sees whose they are.
+            # Written before the logs, so that whoever finds the logs sees whose they are.
             (folder / COPY_MARK).write_text(json.dumps({"node": node}))
             for name in NAMES:
                 end = ends.get(RankFile(generation, rank, name))
@@ -285,15 +297,15 @@ class LastOutputKeeper:
                     continue
                 if name == ERROR:
                     (folder / name).write_bytes(end.body)
-                    said, number = _message(end.body), None
+                    last_line, number = _message(end.body), None
                 else:
-                    text = _shown(node, self._node, rank, name, end, time)
+                    text = _with_note(node, self._node, rank, name, end, time)
                     (folder / name).write_bytes(text)
                     whole = text.rstrip().splitlines()
-                    said, number = whole[-1].decode("utf-8", "replace").strip(), len(whole)
-                if said:
+                    last_line, number = whole[-1].decode("utf-8", "replace").strip(), len(whole)
+                if last_line:
                     file = f"generation_{generation}/rank_{rank}/{name}"
-                    text_of = clip(f"last output on {node}: {said}")
+                    text_of = clip(f"last output on {node}: {last_line}")
                     lines.append({"node": self._node, "rank": rank, "file": file, "line": number, "text": text_of})
         return lines
 
@@ -304,11 +316,18 @@ class LastOutputKeeper:
                 numbers = [int(folder.name.partition("_")[2]) for folder in (mark.parent.parent, mark.parent)]
                 yield str(json.loads(mark.read_bytes())["node"]), numbers[0], numbers[1], mark.parent
 
-    async def _give_way(self, node: str) -> None:
-        """Remove the copies of those files that a node has itself; one that does not answer is asked again."""
-        copies = [each for each in await self._background.run(lambda: list(self._copies())) if each[0] == node]
-        asked = {"ranks": [each[1:3] for each in copies]}
-        answer = await self._peers.ask(node, "last_output_own", asked) if copies else {}
+    async def _give_way(self, nodes: set[str]) -> None:
+        """Remove copies of files that these nodes have themselves; one that has returned is asked until it answers."""
+        if not nodes:
+            return
+        copies = [copy for copy in await self._background.run(lambda: list(self._copies())) if copy[0] in nodes]
+        owners = {copy[0] for copy in copies}
+        self._returned -= nodes - owners
+        for node in sorted(owners):
+            await self._give_way_to(node, [copy for copy in copies if copy[0] == node])
+
+    async def _give_way_to(self, node: str, copies: Sequence[tuple[str, int, int, Path]]) -> None:
+        answer = await self._peers.ask(node, "last_output_own", {"ranks": [copy[1:3] for copy in copies]})
         if answer is None:
             return
         self._returned.discard(node)
@@ -319,7 +338,7 @@ class LastOutputKeeper:
                 # Not earlier: the log store would find the files again.
                 self._logs.forget(generation, rank)
 
-    async def _hear_own(self, node: str, channel: Channel | None, args: dict[str, Any]) -> Answer:
+    async def _on_own(self, node: str, channel: Channel | None, args: Args) -> Answer:
         asked = [(int(generation), int(rank)) for generation, rank in args["ranks"]]
         folders = {each: self._files.rank(*each) for each in asked}
         is_own = [each for each, path in folders.items() if path.is_dir() and not (path / COPY_MARK).exists()]
@@ -331,7 +350,7 @@ def _limit(ranks: int) -> int:
     return min(END_BYTES, NODE_BYTES // (len(NAMES) * max(1, ranks)))
 
 
-def ranks_by_node(records: list[Record], generation: int) -> dict[str, frozenset[int]]:
+def ranks_by_node(records: list[JournalEvent], generation: int) -> dict[str, frozenset[int]]:
     """Return which ranks each member of a generation had, by the journal."""
     ranks: dict[str, frozenset[int]] = {}
     for record in records:
@@ -347,16 +366,16 @@ def ranks_by_node(records: list[Record], generation: int) -> dict[str, frozenset
     return ranks
 
 
-def _shown(node: str, keeper: str, rank: int, name: str, end: End, time: str) -> bytes:
+def _with_note(node: str, keeper: str, rank: int, name: str, end: End, time: str) -> bytes:
     """Return a log from its end, with a line at its top that says what it is."""
     body = end.body
     if len(body) < end.size:
         # The first line began before the end.
         body = body[body.find(b"\n") + 1 :]
-    part = f"the last {len(body):,} of {end.size:,} bytes" if len(body) < end.size else f"{end.size:,} bytes"
+    amount = f"the last {len(body):,} of {end.size:,} bytes" if len(body) < end.size else f"{end.size:,} bytes"
     stamp = datetime.datetime.fromisoformat(time.rstrip("Z")).strftime("%Y-%m-%d %H:%M:%S")
     head = f"supervisor: rank {rank} wrote this on {node}, which was lost at {stamp} UTC"
-    what = f"{keeper} has {part} of its {name}, without the output of its last {LOOK_S:g} s"
+    what = f"{keeper} has {amount} of its {name}, without the output of its last {LOOK_S:g} s"
     newline = b"" if body.endswith(b"\n") else b"\n"
     return f"{head}; {what}\n".encode() + body + newline
 
@@ -364,5 +383,5 @@ def _shown(node: str, keeper: str, rank: int, name: str, end: End, time: str) ->
 def _message(body: bytes) -> str:
     """Return the last line of the exception in an error file, "" where there is none."""
     error = read_error_document(body, 0)
-    lines = str((error or {}).get("message") or "").strip().splitlines()
+    lines = error["message"].strip().splitlines() if error is not None else []
     return lines[-1].strip() if lines else ""

@@ -24,13 +24,14 @@ from remote_agent.coordinator.state import HEARTBEAT_S
 from remote_agent.election import member, peers
 from remote_agent.election.election import Election, PeerRequest
 from remote_agent.history import samples
-from remote_agent.wire import Answer, CallFailed, Channel, Handler, Items, Problem, WireError, leases
+from remote_agent.wire import Answer, Args, CallFailed, Channel, Handler, Items, Problem, WireError, leases
 from remote_agent.wire.events import EventType
 
 if TYPE_CHECKING:
     from remote_agent.agent.context import Context
     from remote_agent.agent.engine_link import EngineLink, Notice
     from remote_agent.history.pyramid import Name
+    from remote_agent.wire.documents import RankExit
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +65,9 @@ class MemberLoop:
         self.office = Office(context, self, self._tasks)
         self.election = Election(context.spec, context.journal, context.ballot, context.peers, self.office, self._tasks)
         self.incarnation = secrets.token_hex(8)
-        self.engine = make_engine(self._hear_engine)
+        self.born_seq = context.journal.last_seq
+        """The newest record that was here before this agent."""
+        self.engine = make_engine(self._on_engine)
         self.offset = clocks.Offset()
         self.channel: Channel | None = None
         """To the coordinator; None while there is none, or while we are it."""
@@ -73,7 +76,7 @@ class MemberLoop:
         self.running: int | None = None
         self.generation = -1
         self._reports: list[dict[str, Any]] = []
-        self._orders: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
+        self._orders: asyncio.Queue[tuple[str, Args]] = asyncio.Queue()
         self._look_again = asyncio.Event()
         self._echo = clocks.Echo()
         """The last answer on the connection to the coordinator."""
@@ -87,12 +90,12 @@ class MemberLoop:
             **self.election.requests,
             **context.snapshots.requests,
             **context.last_output.requests,
-            "join": self._hear_join,
+            "join": self._on_join,
         }
         self._resuming: asyncio.Task[None] | None = None
         """Snapshots are being looked at or put in place."""
         # Notices that count only from the coordinator that this node follows.
-        self._notices: dict[str, Callable[[str, dict[str, Any]], None]] = {
+        self._notices: dict[str, Callable[[str, Args], None]] = {
             "order": self._take_order,
             "journal": self._take_records,
             "members": lambda _, args: context.peers.learn(args["members"]),
@@ -123,13 +126,13 @@ class MemberLoop:
     def handler(self, node: str, channel: Channel | None = None) -> Handler:
         """Return what answers the requests of another agent; its node is known from its certificate."""
 
-        async def handle(op: str, args: dict[str, Any], body: bytes) -> Answer | Items:
+        async def handle(op: str, args: Args, body: bytes) -> Answer | Items:
             if op in self._notices:
                 coordinator = self._ballot.view.coordinator
                 if node == coordinator:
                     self._notices[op](node, args)
                 else:
-                    log.warning("%s from %s ignored: %s coordinates", op, node, coordinator)
+                    log.warning("%s from %s ignored: %s is the coordinator", op, node, coordinator)
                     if channel is None:
                         self._join_again()
                 return Answer({})
@@ -140,20 +143,20 @@ class MemberLoop:
 
         return handle
 
-    async def _hear_join(self, node: str, channel: Channel | None, args: dict[str, Any]) -> Answer | Items:
+    async def _on_join(self, node: str, channel: Channel | None, args: Args) -> Answer | Items:
         self.election.renew_beyond(int(args["term"]))
         return await self.office.requests["join"](node, channel, args)
 
-    def _take_order(self, node: str, args: dict[str, Any]) -> None:
+    def _take_order(self, node: str, args: Args) -> None:
         term = int(args["term"])
         if term == self._ballot.view.term or self._ballot.follow(term, node):
             self.order(args["op"], args["args"])
 
     def _join_again(self) -> None:
-        """Connect to the coordinator again: this node has not taken all that it sent, and it sends nothing twice."""
+        """Reconnect to the coordinator: this node has missed a record, and the coordinator sends nothing twice."""
         self._look_again.set()
 
-    def _take_records(self, node: str, args: dict[str, Any]) -> None:
+    def _take_records(self, node: str, args: Args) -> None:
         if not self._context.journal.take(args["records"], reset=args["reset"]):
             log.warning("journal from %s: records before %d are missing", node, args["records"][0]["seq"])
             self._join_again()
@@ -193,8 +196,8 @@ class MemberLoop:
             "reports": [*self._readiness(), *self._reports],
         }
 
-    def order(self, op: str, args: dict[str, Any]) -> None:
-        """Queue an order of the coordinator; an immediate kill overtakes what is queued."""
+    def order(self, op: str, args: Args) -> None:
+        """Queue an order of the coordinator; an immediate kill overtakes queued orders."""
         if op == "stop":
             self._context.snapshots.end_group()
         if op == "stop" and not args["grace_s"]:
@@ -204,16 +207,16 @@ class MemberLoop:
         else:
             self._orders.put_nowait((op, args))
 
-    def report(self, op: str, args: dict[str, Any]) -> None:
+    def report(self, op: str, args: Args) -> None:
         """Report to the coordinator; what concerns this generation is reported again after a new connection."""
         if op in ("recorded", "started", "assigned", "main", "grouped", "exited", "idle", "order_failed"):
             self._reports.append({"op": op, "args": args})
         if self.office.coordinator is not None:
-            self.office.coordinator.hear(self._context.node, op, args)
+            self.office.coordinator.receive(self._context.node, op, args)
         elif self.channel is not None:
             self._tasks.spawn(self._send(self.channel, op, args), "report")
 
-    async def _send(self, channel: Channel, op: str, args: dict[str, Any]) -> None:
+    async def _send(self, channel: Channel, op: str, args: Args) -> None:
         with contextlib.suppress(WireError):
             await channel.notify("report", {"op": op, "args": args})
 
@@ -260,7 +263,7 @@ class MemberLoop:
             if len(deaths) >= ENGINE_DEATHS or not (self.engine.facts or self.engine.has_served):
                 self.report("unfit", {"reason": self.engine.problem})
                 return
-            self.engine = self._make_engine(self._hear_engine)
+            self.engine = self._make_engine(self._on_engine)
             await self._rejoin()
 
     async def _leave(self, how: str) -> None:
@@ -358,7 +361,7 @@ class MemberLoop:
             self._ballot.renew_lease(sent)
             await within(channel.closed, interval)
 
-    async def _timed(self, channel: Channel, op: str, args: dict[str, Any], timeout_s: float) -> None:
+    async def _timed(self, channel: Channel, op: str, args: Args, timeout_s: float) -> None:
         """Call the coordinator, and compare the clocks by its answer: later reports are corrected by the result."""
         offset, sent_ns = self.offset, time.time_ns()
         answer = await channel.call(op, {**args, **self._echo.facts()}, timeout=timeout_s)
@@ -388,10 +391,10 @@ class MemberLoop:
     def samples(self) -> tuple[float, dict[Name, float]]:
         """Return the coordinator's time, in seconds since the epoch, and what is known of node, GPUs and ranks."""
         facts = self.facts()
-        found = dict(samples.of_node(facts["vitals"]))
+        values = dict(samples.of_node(facts["vitals"]))
         for rank, one in facts["ranks"].items() if self.running is not None else ():
-            found.update(samples.of_rank(int(rank), one["step"], one["progress"], one["vitals"]))
-        return time.time() + self.offset.ns / 1e9, found
+            values.update(samples.of_rank(int(rank), one["step"], one["progress"], one["vitals"]))
+        return time.time() + self.offset.ns / 1e9, values
 
     def _heartbeat(self) -> dict[str, Any]:
         """Return a heartbeat: the facts, and of each rank the losses of some steps since the last heartbeat."""
@@ -445,7 +448,7 @@ class MemberLoop:
             await asyncio.sleep(min(HEARTBEAT_S, leases.RENEWAL * timeout_s))
 
     def _left_s(self, now: float) -> float:
-        """Return for how long workers may live here if nothing is heard any more; without workers the whole lease."""
+        """Return how long workers may live here if no further answer arrives; without workers the whole lease."""
         timeout_s, coordinator = self._context.spec.node_timeout, self.office.coordinator
         if self.running is None:
             return leases.LEASE * timeout_s
@@ -486,7 +489,7 @@ class MemberLoop:
                 # The coordinator has a deadline for each order; the next one must be carried out.
                 log.exception("order %s", op)
 
-    async def _carry_out(self, op: str, args: dict[str, Any]) -> None:
+    async def _carry_out(self, op: str, args: Args) -> None:
         if op == "stop":
             await self.stop(args)
         elif op in ("prepare", "go"):
@@ -496,10 +499,10 @@ class MemberLoop:
             self._resuming = self._tasks.spawn(self._resume(op, args), op)
         elif op in ("leave", "end"):
             await self.stop({"generation": self.generation, "grace_s": 0.0, "collect": False})
-            # A node that leaves may be wanted again at once: a new agent takes this one's place.
+            # A node that leaves may be added again at once: a new agent then replaces this one.
             self._context.life.finish(str(args.get("state") or args.get("reason")), linger=op == "end")
 
-    async def _try(self, op: str, args: dict[str, Any]) -> None:
+    async def _try(self, op: str, args: Args) -> None:
         generation = int(args["generation"])
         if generation < self.generation or (op == "go" and self.running is not None):
             log.warning("order %s of generation %d ignored: this node is in %d", op, generation, self.generation)
@@ -516,7 +519,7 @@ class MemberLoop:
                     self.running = None
                     await self._ask_for_lease()
                     self.report("idle", {"generation": generation, "exits": []})
-                # Else it was stopped before it began: a `go` may be read late, and the tree takes its time.
+                # Otherwise it was stopped before it began: a `go` may be read late, and switching the tree takes time.
                 if self.running == generation:
                     self._context.snapshots.begin_group()
                     done = await self.engine.call("go", orders.go(self._context, args), CALL_TIMEOUT_S * 6)
@@ -527,7 +530,7 @@ class MemberLoop:
             self.report("order_failed", {"generation": generation, "message": f"{op}: {why}"})
 
     async def _ask_for_lease(self) -> None:
-        """Send a heartbeat now: who reports idle is in the next group, and starts nothing there without a lease."""
+        """Send a heartbeat now: an idle node is in the next group, and starts nothing there without a lease."""
         channel, sent = self.channel, clocks.now()
         if channel is None:
             return
@@ -536,25 +539,26 @@ class MemberLoop:
             if self.channel is channel:
                 self._ballot.renew_lease(sent)
 
-    async def _resume(self, op: str, args: dict[str, Any]) -> None:
+    async def _resume(self, op: str, args: Args) -> None:
         """Say which snapshots this node has, or put those in place from which the next group resumes."""
         generation, snapshots = int(args["generation"]), self._context.snapshots
         if op == "snapshots":
-            self.report("held", {"generation": generation, "snapshots": await snapshots.hold()})
+            self.report("held", {"generation": generation, "snapshots": await snapshots.hold(args.get("keep") or ())})
         else:
-            self.report("placed", {"generation": generation, **await snapshots.restore(args["snapshots"])})
+            report = await snapshots.restore(args["snapshots"], args.get("skipped") or ())
+            self.report("placed", {"generation": generation, **report})
 
     async def _cancel_resuming(self) -> None:
         if self._resuming is not None:
             self._resuming.cancel()
             await asyncio.gather(self._resuming, return_exceptions=True)
 
-    async def stop(self, args: dict[str, Any], margin_s: float | None = None) -> None:
+    async def stop(self, args: Args, margin_s: float | None = None) -> None:
         """End the workers up to a generation, and report this node idle; margin_s: what the engine has after grace."""
         self._context.snapshots.end_group()
         await self._cancel_resuming()
         generation, ran = int(args["generation"]), self.running
-        exits: list[dict[str, Any]] | None = []
+        exits: list[RankExit] | None = []
         if ran is not None and ran <= generation:
             default_s = STOP_MARGIN_S if args["grace_s"] else KILL_MARGIN_S
             exits = await self._end_workers(ran, args, default_s if margin_s is None else margin_s)
@@ -566,7 +570,7 @@ class MemberLoop:
             self._tasks.spawn(self._context.logs.finish(ran), "finish the logs")
         self.report("idle", {"generation": generation, "exits": exits})
 
-    async def _end_workers(self, ran: int, args: dict[str, Any], margin_s: float) -> list[dict[str, Any]] | None:
+    async def _end_workers(self, ran: int, args: Args, margin_s: float) -> list[RankExit] | None:
         """Return the exits of a generation's workers; None when they had to be ended together with their engine."""
         engine, grace_s = self.engine, float(args["grace_s"])
         if not engine.has_started:
@@ -580,19 +584,19 @@ class MemberLoop:
             return None
         return list(answer["exits"])
 
-    async def _pulse(self, args: dict[str, Any]) -> None:
+    async def _pulse(self, args: Args) -> None:
         """Report what the ranks are doing; without an answer of the engine nothing is reported."""
         with contextlib.suppress(CallFailed, WireError, asyncio.TimeoutError):
             answer = await self.engine.call("pulse", {"stacks": args["stacks"]}, CALL_TIMEOUT_S)
             ranks = with_steps(self._context.logs.progress(self.generation), answer["ranks"])
             self.report("pulse", {"generation": int(args["generation"]), "ranks": ranks, **self.offset.report()})
 
-    async def _hear_engine(self, op: str, args: dict[str, Any]) -> None:
+    async def _on_engine(self, op: str, args: Args) -> None:
         if op == "exited" and args["exit"]["code"] != 0:
             self._context.snapshots.end_group()
         self.report(op, args)
 
-    async def ask_coordinator(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
+    async def ask_coordinator(self, op: str, args: Args) -> Any:
         """Return the coordinator's answer, wherever it is; raises Problem when there is none."""
         if self.office.coordinator is not None:
             return self.office.coordinator.request(op, args)
@@ -611,7 +615,7 @@ class MemberLoop:
             message = f"{me} has not found the job yet: waiting for {self.election.trouble or endpoint}"
             return Problem("no_coordinator", message, "start torchrun there; `supervisor stop` ends the one here")
         if not view.term:
-            return Problem("no_coordinator", "the launch is not done: no coordinator is named yet")
+            return Problem("no_coordinator", "the launch is not complete: no coordinator has been named yet")
         message = f"the coordinator{f' ({name})' if name else ''} cannot be reached from {me}"
         hint = f"if {name or 'it'} is dead: `supervisor promote` lets the others continue, `stop` ends the job"
         return Problem("no_coordinator", message, hint)

@@ -10,18 +10,19 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from remote_agent.base.tasks import Tasks
-from remote_agent.wire.events import Condition, EventType
+from remote_agent.wire.documents import is_old
+from remote_agent.wire.events import Condition, EventType, NodeState, RankState
+
+if TYPE_CHECKING:
+    from remote_agent.wire.documents import Json, NodeStatus, Status
 
 ADDRESS = "127.0.0.1"
 REQUEST_S = 5.0
 LONGEST_HEAD = 8192
 JOB_STATES = ("starting", "running", "restarting", "degraded", "succeeded", "failed", "stopped")
-NODE_STATES = ("connecting", "ready", "running", "draining", "removed", "lost", "failed", "spare")
-RANK_STATES = ("starting", "running", "silent", "succeeded", "failed", "killed")
-Document = dict[str, Any]
 Sample = tuple["dict[str, Any]", Any]
 Family = tuple[str, str, str, "Iterable[Sample]"]
 # Name, text, key in the document, by how much to multiply: Prometheus wants base units.
@@ -53,11 +54,9 @@ RANK_VITALS = (
     ("rank_lag_steps", "Steps by which a rank is behind the median.", "lag", 1),
 )
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
-# Measured longer ago than this many times the pause between two measurements is not known any more.
-OLD_ROUNDS = 3
 
 
-def render(status: Document) -> str:
+def render(status: Status) -> str:
     """Return the metrics of a status document; what is not known is left out."""
     nodes = status["nodes"]
     ranks = [(rank, {"rank": rank["rank"], "node": node["name"]}) for node in nodes for rank in node["ranks"]]
@@ -65,8 +64,8 @@ def render(status: Document) -> str:
         ("job_state", "gauge", "1 for the current state of the job.", _states(JOB_STATES, [status["state"]])),
         ("generation", "gauge", "The newest generation, -1 before the first.", [({}, status["generation"])]),
         ("restarts_total", "counter", "Restarts charged to max_restarts.", [({}, status["restarts"])]),
-        ("nodes", "gauge", "Nodes by state.", _states(NODE_STATES, [node["state"] for node in nodes])),
-        ("ranks", "gauge", "Ranks by state.", _states(RANK_STATES, [rank["state"] for rank, _ in ranks])),
+        ("nodes", "gauge", "Nodes by state.", _states(NodeState, [node["state"] for node in nodes])),
+        ("ranks", "gauge", "Ranks by state.", _states(RankState, [rank["state"] for rank, _ in ranks])),
         ("rank_step", "gauge", "Last step printed by a rank.", [(at, rank["step"]) for rank, at in ranks]),
         (
             "rank_last_output_seconds",
@@ -77,7 +76,7 @@ def render(status: Document) -> str:
         (
             "phase_seconds",
             "gauge",
-            "What the start of the newest generation was spent on, as far as its ranks show it.",
+            "Time of each phase of the newest generation's start, as far as its ranks show it.",
             [({"phase": name}, round(ms / 1000, 4)) for name, ms in status["phases"].items()],
         ),
         ("hang", "gauge", "1 while the group hangs.", [({}, int(status["condition"] == Condition.HUNG))]),
@@ -94,37 +93,36 @@ def render(status: Document) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _vitals(nodes: Iterable[Document]) -> Iterable[Family]:
+def _vitals(nodes: Iterable[NodeStatus]) -> Iterable[Family]:
     """Return what nodes, GPUs and ranks use, and how ranks get on."""
     hosts: list[Sample] = []
     gpus: list[Sample] = []
     ranks: list[Sample] = []
     for node in nodes:
         vitals = node.get("vitals") or {}
-        is_old = vitals.get("age_s", 0) > OLD_ROUNDS * vitals.get("every_s", 0)
-        if vitals and not is_old:
+        if not is_old(vitals):
             hosts.append(({"node": node["name"]}, vitals))
             gpus += [({"node": node["name"], "gpu": gpu["index"]}, gpu) for gpu in vitals["gpus"]]
         for rank in node["ranks"]:
-            own = {} if is_old else rank.get("vitals") or {}
+            own = {} if is_old(vitals) else rank.get("vitals") or {}
             ranks.append(({"rank": rank["rank"], "node": node["name"]}, {**(rank.get("progress") or {}), **own}))
-    for table, found in ((NODE_VITALS, hosts), (GPU_VITALS, gpus), (RANK_VITALS, ranks)):
+    for table, entries in ((NODE_VITALS, hosts), (GPU_VITALS, gpus), (RANK_VITALS, ranks)):
         for name, meaning, key, factor in table:
-            yield name, "gauge", meaning, [_sample(labels, each, key, factor) for labels, each in found]
+            yield name, "gauge", meaning, [_sample(labels, each, key, factor) for labels, each in entries]
 
 
-def _sample(labels: dict[str, Any], found: Document, key: str, factor: float) -> Sample:
+def _sample(labels: dict[str, Any], values: Json, key: str, factor: float) -> Sample:
     if key == "rate":
-        labels = {**labels, "unit": found.get("unit")}
-    value = found.get(key)
+        labels = {**labels, "unit": values.get("unit")}
+    value = values.get(key)
     if isinstance(value, str):
-        # Words of JSON's lack, which Prometheus knows: nan and inf.
+        # JSON has no numbers for nan and inf, but Prometheus has.
         return labels, {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}.get(value)
     return labels, None if value is None else value if factor == 1 else round(value * factor, 6)
 
 
-def _states(known: Iterable[str], found: Iterable[str]) -> list[Sample]:
-    counts = Counter(found)
+def _states(known: Iterable[str], states: Iterable[str]) -> list[Sample]:
+    counts = Counter(states)
     return [({"state": state}, counts[state]) for state in known]
 
 
@@ -133,7 +131,7 @@ def _labels(labels: dict[str, Any]) -> str:
     return "{" + ",".join(quoted) + "}"
 
 
-async def serve(port: int, status: Callable[[], Document], record: Callable[..., None]) -> None:
+async def serve(port: int, status: Callable[[], Status], record: Callable[..., None]) -> None:
     """Answer until cancelled; a port that is not available is written to the journal, and the job continues."""
     requests = Tasks()
 
@@ -143,7 +141,7 @@ async def serve(port: int, status: Callable[[], Document], record: Callable[...,
     try:
         server = await asyncio.start_server(accept, ADDRESS, port, limit=LONGEST_HEAD)
     except OSError as error:
-        # strerror is asyncio's own, with the address once more.
+        # The error's own strerror is asyncio's, which repeats the address.
         reason = f"no metrics on port {port} of {ADDRESS}: {os.strerror(error.errno or 0)}"
         record(EventType.METRICS_FAILED, port=port, reason=reason)
         return
@@ -154,7 +152,7 @@ async def serve(port: int, status: Callable[[], Document], record: Callable[...,
         await requests.close()
 
 
-async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, status: Callable[[], Document]) -> None:
+async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, status: Callable[[], Status]) -> None:
     """Answer one request; the connection ends with it, or at the deadline."""
     broken = (OSError, EOFError, asyncio.LimitOverrunError, asyncio.TimeoutError)
     try:
@@ -164,7 +162,7 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, st
         writer.transport.abort()
 
 
-async def _talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, status: Callable[[], Document]) -> None:
+async def _talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, status: Callable[[], Status]) -> None:
     head = await reader.readuntil(b"\r\n\r\n")
     method, _, rest = head.partition(b"\r\n")[0].partition(b" ")
     path = rest.partition(b" ")[0].partition(b"?")[0]

@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.coordinator import environment
-from remote_agent.wire import Problem
+from remote_agent.wire import Args, Problem
 
 if TYPE_CHECKING:
     from remote_agent.agent.context import Context
@@ -47,13 +47,13 @@ def hello(context: Context) -> dict[str, Any]:
     return {**known, "order": go(context, ranks)}
 
 
-def prepare(context: Context, args: dict[str, Any]) -> dict[str, Any]:
+def prepare(context: Context, args: Args) -> dict[str, Any]:
     """Return the coordinator's `prepare` for this node, which opens a store at its own address only."""
     own = {"host": context.address, "ports": context.spec.ports}
     return {**{name: args[name] for name in STORE if name in args}, **own}
 
 
-def go(context: Context, args: dict[str, Any]) -> dict[str, Any]:
+def go(context: Context, args: Args) -> dict[str, Any]:
     """Return the coordinator's `go` with what this node knows; raises Problem for what a coordinator may not order."""
     spec = context.spec
     own = spec.node(context.node)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
 import sys
 import time
 from pathlib import Path
@@ -18,18 +19,20 @@ from remote_agent.agent.file_requests import JobRequests
 from remote_agent.agent.tree_requests import TreeRequests
 from remote_agent.base import clocks
 from remote_agent.base.streams import serve_unix
+from remote_agent.base.tasks import within
 from remote_agent.coordinator import replay
 from remote_agent.coordinator import state as s
 from remote_agent.coordinator.journal import public
 from remote_agent.coordinator.operator_requests import VERBS
 from remote_agent.coordinator.status import document
 from remote_agent.election import authorities, member
-from remote_agent.wire import Answer, Channel, Items, Problem, WireError
+from remote_agent.wire import Answer, Args, CallFailed, Channel, Items, Problem, WireError
 from remote_agent.wire.events import ENDED_STATES
 
 if TYPE_CHECKING:
-    from remote_agent.agent.context import Context
+    from remote_agent.agent.context import Context, Life
     from remote_agent.agent.member_loop import MemberLoop
+    from remote_agent.wire.documents import Status
 
 # The requests of an operator who is attached read-only. All others are refused: they change the job, or leave a trace.
 LOOKS = frozenset(
@@ -42,8 +45,13 @@ LOOKS = frozenset(
 # `watch` sends at most this often, and at least that often.
 WATCH_MIN_S = 0.1
 WATCH_MAX_S = 1.0
-# A document grows with its ranks, and ages change all the time: a link to the coordinator of many stays as free.
+# The pause grows with the ranks, as the document does: a large job does not use more of the link than a small one.
 WATCH_RANK_S = 0.001
+# How often an agent whose job is over asks its operators for a sign of life, and how long it waits for that.
+ASK_S = 5.0
+ANSWER_S = 10.0
+
+log = logging.getLogger(__name__)
 
 
 class AgentRequests(JobRequests):
@@ -73,7 +81,7 @@ class AgentRequests(JobRequests):
             trust=self.trust,
         )
 
-    async def handle(self, op: str, args: dict[str, Any], body: bytes) -> Answer | Items:
+    async def handle(self, op: str, args: Args, body: bytes) -> Answer | Items:
         if op not in LOOKS and self._operator is not None and self._operator["mode"] == "watch":
             raise Problem("read_only", f"{op} refused: this operator is attached read-only")
         if op in VERBS:
@@ -82,8 +90,8 @@ class AgentRequests(JobRequests):
             return await self._tree(op, args, body)
         return await super().handle(op, args, body)
 
-    async def _tree(self, op: str, args: dict[str, Any], body: bytes) -> Answer:
-        """Take a newer work tree beside the one that the group runs from, and report it; raises Problem."""
+    async def _tree(self, op: str, args: Args, body: bytes) -> Answer:
+        """Keep a newer work tree next to the one from which the group runs, and report it; raises Problem."""
         tree = self._context.tree
         if tree.name is None or args.get("tree") != tree.name:
             raise Problem("not_synced", f"{self.spec.job} does not run from a work tree {args.get('tree')}")
@@ -93,7 +101,7 @@ class AgentRequests(JobRequests):
             self._member.report_readiness()
         return Answer(answer)
 
-    async def identity(self, args: dict[str, Any]) -> Answer:
+    async def identity(self, args: Args) -> Answer:
         """Answer who this agent is and which coordinator it follows."""
         context, is_coordinator = self._context, self._member.office.is_held
         view = context.ballot.view
@@ -110,6 +118,7 @@ class AgentRequests(JobRequests):
                 "coordinator": view.coordinator,
                 "coordinator_reachable": reachable,
                 "live": True,
+                "joining": self._is_joining(),
                 "peer_port": context.peers.port,
                 "last_seq": context.journal.last_seq,
                 "incarnation": self._member.incarnation,
@@ -121,36 +130,53 @@ class AgentRequests(JobRequests):
             }
         )
 
-    async def trust(self, args: dict[str, Any]) -> Answer:
+    def _is_joining(self) -> bool:
+        """Whether this agent was started for a node that was removed or is new, and that has not been admitted yet."""
+        context = self._context
+        if context.life.finished.is_set():
+            return False
+        if not context.ballot.view.term:
+            return True
+        records = context.journal.records
+        heard = [record["seq"] for record in records if record["node"] == context.node]
+        return self._is_out() and (not heard or heard[-1] <= self._member.born_seq)
+
+    def _is_out(self) -> bool:
+        """Whether the journal says that this node was removed from the job."""
+        own = replay.fold(self._context.spec, self._context.journal.records).nodes.get(self._context.node)
+        return own is not None and own.status in ("removed", "failed")
+
+    async def trust(self, args: Args) -> Answer:
         """Trust further authorities that the operator has made; the next connection counts. Raises Problem."""
         authorities.add(self.files.ca, str(args["ca"]))
         return Answer(self.basis())
 
-    async def assign(self, args: dict[str, Any]) -> Answer:
+    async def assign(self, args: Args) -> Answer:
         """Accept the coordinator that the launching supervisor names."""
         self._member.office.assign(args)
         return Answer({})
 
-    async def introduce(self, args: dict[str, Any]) -> Answer:
+    async def introduce(self, args: Args) -> Answer:
         """Learn where the other agents listen: those that came back have other ports than this node knows."""
         self._context.peers.learn(args["members"], certain=True)
         return Answer({})
 
-    async def await_engine(self, args: dict[str, Any]) -> Answer:
+    async def await_engine(self, args: Args) -> Answer:
         """Answer when the engine is up; raises Problem when it cannot be."""
         engine = self._member.engine
         await engine.ready.wait()
         return Answer({**engine.facts, "nproc": self._member.nproc()})
 
-    async def _document(self) -> dict[str, Any]:
+    async def _document(self) -> Status:
         context, view = self._context, self._context.ballot.view
         term, last_seq = context.journal.age
-        extra = {"node": context.node, "term": view.term, "journal_term": term, "last_seq": last_seq}
+        extra: Status = {"node": context.node, "term": view.term, "journal_term": term, "last_seq": last_seq}
         try:
-            status = await self._member.ask_coordinator("status", {})
+            status: Status = await self._member.ask_coordinator("status", {})
         except Problem as problem:
             state = self._without_coordinator(replay.fold(context.spec, context.journal.records, context.node))
-            status = document(state, {context.node: self._member.facts()}, view.coordinator)
+            own: dict[str, Any] = {context.node: self._member.facts()}
+            status = document(state, own, view.coordinator)
             plan = f"{problem.message}; {problem.hint}" if problem.hint else problem.message
             return {**status, **extra, "coordinator_reachable": False, "plan": plan}
         return {**status, **extra, "coordinator_reachable": True}
@@ -167,13 +193,13 @@ class AgentRequests(JobRequests):
             return state
         return dataclasses.replace(state.with_killed(), phase=s.FORMING, alone_since=view.contact)
 
-    async def status(self, args: dict[str, Any]) -> Answer:
+    async def status(self, args: Args) -> Answer:
         """Answer with the status document."""
         return Answer(await self._document())
 
-    async def watch(self, args: dict[str, Any]) -> Items:
+    async def watch(self, args: Args) -> Items:
         """Stream the status document whenever it changed."""
-        last: dict[str, Any] = {}
+        last: Status = {}
         sent = 0.0
         while True:
             coordinator = self._member.office.coordinator
@@ -190,7 +216,7 @@ class AgentRequests(JobRequests):
                 waiting = changed.wait() if changed is not None else self._context.journal.wait_change(WATCH_MAX_S)
                 await asyncio.wait_for(waiting, WATCH_MAX_S)
 
-    async def events(self, args: dict[str, Any]) -> Items:
+    async def events(self, args: Args) -> Items:
         """Stream journal records after `since`; with `follow` until the job is over."""
         if not args.get("follow"):
             async for item in super().events(args):
@@ -199,7 +225,7 @@ class AgentRequests(JobRequests):
         async for record in self._context.journal.follow(int(args.get("since", 0))):
             yield Answer({"event": public(record)})
 
-    async def promote(self, args: dict[str, Any]) -> Answer:
+    async def promote(self, args: Args) -> Answer:
         """Let this node ask for votes, because an operator asks for it; raises Problem when it does not get them.
 
         `force`: also without votes; then `given_up` are the nodes that the operator declares dead. A coordinator that
@@ -218,11 +244,11 @@ class AgentRequests(JobRequests):
         term = self._context.ballot.view.term
         return Answer({"term": term, "coordinator": self._context.node, "went_on": went_on})
 
-    async def stacks(self, args: dict[str, Any]) -> Answer:
+    async def stacks(self, args: Args) -> Answer:
         """Answer with the Python stacks of this node's live ranks."""
         return await self._ask_engine("stacks", {"ranks": args.get("ranks")})
 
-    async def signal(self, args: dict[str, Any]) -> Answer:
+    async def signal(self, args: Args) -> Answer:
         """Send a signal to ranks of this node, by the pids that the operator saw; raises Problem."""
         pids, name = args["pids"], str(args["signal"])
         refused = (await self._ask_engine("signal", {"pids": pids, "signal": name})).data["refused"]
@@ -234,35 +260,34 @@ class AgentRequests(JobRequests):
                 await self._member.ask_coordinator("signalled", fact)
         return Answer({"refused": refused})
 
-    async def keep(self, args: dict[str, Any]) -> Answer:
-        """Save stacks and flight records of ranks beside their logs; raises Problem."""
+    async def keep(self, args: Args) -> Answer:
+        """Save stacks and flight records of ranks next to their logs; raises Problem."""
         return await self._ask_engine("keep", {"ranks": args.get("ranks")})
 
-    async def _ask_engine(self, op: str, args: dict[str, Any]) -> Answer:
+    async def _ask_engine(self, op: str, args: Args) -> Answer:
         """Return the engine's answer; raises Problem when it does not answer."""
         try:
             return Answer(await self._member.engine.call(op, args))
         except (WireError, asyncio.TimeoutError) as error:
             raise Problem("engine", f"the engine on {self._context.node} did not answer: {error}") from error
 
-    async def exit(self, args: dict[str, Any]) -> Answer:
+    async def exit(self, args: Args) -> Answer:
         """End this agent: the launch it belongs to was given up."""
         context = self._context
-        own = replay.fold(context.spec, context.journal.records).nodes.get(context.node)
-        needed = context.ballot.view.term and (own is None or own.status not in ("removed", "failed"))
+        needed = context.ballot.view.term and not self._is_out()
         if needed and not context.life.finished.is_set():
             raise Problem("running", "this job has a coordinator: stop it instead")
         context.life.finish("its operator asked for it", linger=False)
         return Answer({})
 
-    async def over(self, args: dict[str, Any]) -> Answer:
+    async def over(self, args: Args) -> Answer:
         """End this agent: the job ended while it was cut off, as files of other nodes show; raises Problem.
 
         `term`, `seq`: of the journal with the end; it must be newer than ours.
         """
         context = self._context
         if context.life.finished.is_set() or not self._is_alone():
-            raise Problem("running", f"{context.node} hears of the end from its coordinator")
+            raise Problem("running", f"{context.node} learns of the end from its coordinator")
         if (int(args["term"]), int(args["seq"])) <= (context.journal.last_term, context.journal.last_seq):
             raise Problem("stale", f"the journal of {context.node} is newer")
         context.life.finish("the job ended while this node was cut off", linger=False)
@@ -275,7 +300,7 @@ class AgentRequests(JobRequests):
             return coordinator.is_short()
         return self._member.channel is None and member.lease_over(self._context.ballot.view, clocks.now())
 
-    async def attach(self, args: dict[str, Any]) -> Answer:
+    async def attach(self, args: Args) -> Answer:
         """Note an operator, until this connection ends."""
         self._operator = {"operator": str(args["operator"]), "mode": str(args.get("mode", "watch"))}
         await self.note(came=True)
@@ -293,8 +318,34 @@ class AgentRequests(JobRequests):
 
 
 def watch_pause(ranks: int) -> float:
-    """Return the least seconds between two documents of a job of this many ranks."""
+    """Return the least number of seconds between two documents of a job with this many ranks."""
     return min(WATCH_MAX_S, max(WATCH_MIN_S, WATCH_RANK_S * ranks))
+
+
+async def _let_silent_go(life: Life, channel: Channel) -> None:
+    """Once the agent ends, wait for this operator only while somebody answers.
+
+    A connection cut without a word stays open here for as long as TCP tries to reach the other side.
+    """
+    await life.finished.wait()
+    while await _is_alive(channel):
+        await within(channel.closed, ASK_S)
+    if channel.closed.is_set():
+        return
+    log.info("an operator has not answered for %.0f s: not waiting for it", ANSWER_S)
+    life.detach(channel)
+    await channel.close()
+
+
+async def _is_alive(channel: Channel) -> bool:
+    """Return whether the other side answers: a supervisor refuses every request, which is a sign of life."""
+    try:
+        await channel.call("identity", timeout=ANSWER_S)
+    except CallFailed:
+        return True
+    except (WireError, asyncio.TimeoutError):
+        return False
+    return True
 
 
 async def serve_operators(context: Context, member_loop: MemberLoop) -> asyncio.AbstractServer:
@@ -304,10 +355,12 @@ async def serve_operators(context: Context, member_loop: MemberLoop) -> asyncio.
         requests = AgentRequests(context, member_loop)
         channel = Channel(reader, writer, requests.handle)
         context.life.attach(channel)
+        watch = asyncio.ensure_future(_let_silent_go(context.life, channel))
         try:
             await channel.run()
             await requests.note(came=False)
         finally:
+            watch.cancel()
             context.life.detach(channel)
             await requests.close()
 

@@ -19,12 +19,13 @@ import socket
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from remote_agent.election.peers import PeerRefused, PeerUnreachable
+from remote_agent.snapshots.choice import Skipped, Span, is_within, slot_of
 from remote_agent.snapshots.rules import (
     CLOCKS_NS,
     SETTLE_NS,
@@ -34,14 +35,13 @@ from remote_agent.snapshots.rules import (
     is_shard,
     judge,
     shards_elsewhere,
-    slot_of,
     stamp_of,
     step_of,
 )
 from remote_agent.snapshots.scan import is_open_for_writing, matches, scan
 from remote_agent.snapshots.store import Abandoned, Content, KeptSnapshot, Store, content_at, remove_asides, set_aside
 from remote_agent.tree.manifest import File, Manifest, pack, unpack
-from remote_agent.wire import Answer, CallFailed, Channel, Items, Problem, WireError
+from remote_agent.wire import Answer, Args, CallFailed, Channel, Items, Problem, WireError
 from remote_agent.wire.channel import bodies
 from remote_agent.wire.events import SNAPSHOT_LEFT_OUT, SNAPSHOT_NOT_KEPT, SNAPSHOT_UNNAMED
 
@@ -54,31 +54,32 @@ if TYPE_CHECKING:
     from remote_agent.election.peers import Peers
     from remote_agent.logs import LogStore
     from remote_agent.wire import JobSpec
+    from remote_agent.wire.documents import OfferedSnapshot, PlacedAnswer, SnapshotEntry
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 LOOK_S = 1.0
-# Where no snapshots are named, or nothing matches: how often what ranks write is looked at, and how deep.
+# If no snapshots are named, or nothing matches: how often, and how deep, to look for files that ranks write.
 UNNAMED_LOOK_S = 10.0
-# Of the time: a work tree may have tens of thousands of files.
+# At most this share of the time: a work tree may have tens of thousands of files.
 UNNAMED_SHARE = 0.01
 UNNAMED = ("*", "*/*", "*/*/*")
-# How often the other nodes are asked whether they see the same files, while they do not.
+# How many times the other nodes are asked whether they see the same files, while they do not.
 SHARED_ASKS = 3
 # How many other nodes get a copy.
 COPIES = 1
 # Less than a tenth of a 10-gigabit link, more than a snapshot of 2 GiB every 30 s.
 COPY_BYTES_S = 100e6
-# What a node sends at once: an event loop moves what is left of a larger piece again and again.
+# The size of a piece: asyncio copies the unsent rest of a larger one again and again.
 SENT_BYTES = 256 * 1024
 HEAD_TIMEOUT_S = 10.0
-# A node copies its shards before it says what they are.
+# A node copies its shards before it lists them.
 SHARDS_TIMEOUT_S = 60.0
 # A link that sends nothing for this long is given up.
 PIECE_TIMEOUT_S = 30.0
-# A file that was put in place gets its time back; two clocks never agree to the nanosecond.
+# A file that was put in place gets its original time, by a clock offset that is never exact to the nanosecond.
 SAME_NS = 1_000_000
 
 
@@ -89,7 +90,7 @@ class MemberView(Protocol):
     def running(self) -> int | None: ...
     @property
     def shift_ns(self) -> int: ...
-    def report(self, op: str, args: dict[str, Any]) -> None: ...
+    def report(self, op: str, args: Args) -> None: ...
 
 
 class SnapshotKeeper:
@@ -115,6 +116,8 @@ class SnapshotKeeper:
         self._store = Store(self._root, self._base, spec.snapshots, spec.snapshots_limit)
         self._lock = asyncio.Lock()
         """Held while what is kept changes."""
+        self._taking = asyncio.Lock()
+        self._is_restoring = False
         self._hurry = threading.Event()
         """Set while a group waits to be started: nothing is kept in the background."""
         self._abandon = threading.Event()
@@ -123,14 +126,15 @@ class SnapshotKeeper:
         """By path: the stamps of what was last kept or left out there, and its id."""
         self._own: set[str] = set()
         """Kept snapshots that ranks of this node have written: no other node has them unless this one has sent them."""
-        self._copied: set[str] = set()
+        self._copied: set[tuple[str, int]] = set()
         """Kept snapshots that enough nodes of this group have."""
         self._aside: list[str] = []
         """What was hidden since the last report on it."""
-        self._shared: dict[int, bool] = {}
-        """By device: whether the other nodes see the same files there."""
-        self._asked: Counter[int] = Counter()
-        """By device: how often they were asked that."""
+        self._shared: dict[tuple[int, str], bool] = {}
+        """By device and pattern: whether the other nodes see the same files there."""
+        self._asked: Counter[tuple[int, str]] = Counter()
+        """By device and pattern: how often they were asked that."""
+        self._has_told_unnamed = False
         self._steps: deque[tuple[int, int]] = deque(maxlen=600)
         """Times at which a step was first seen in the ranks' output."""
         self._group_ns: int | None = None
@@ -142,17 +146,19 @@ class SnapshotKeeper:
         self._member: MemberView | None = None
         self._tasks: Tasks | None = None
         self.requests: dict[str, PeerRequest] = {
-            "snapshot_sees": self._hear_sees,
-            "snapshot_offer": self._hear_offer,
-            "snapshot_head": self._hear_head,
-            "snapshot_read": self._hear_read,
-            "snapshot_shards": self._hear_shards,
+            "snapshot_sees": self._on_sees,
+            "snapshot_offer": self._on_offer,
+            "snapshot_head": self._on_head,
+            "snapshot_read": self._on_read,
+            "snapshot_shards": self._on_shards,
         }
 
     def start(self, tasks: Tasks, member: MemberView) -> None:
         """Begin to keep what ranks save, and to look for snapshots that are not named."""
         self._tasks, self._member = tasks, member
         if self._spec.snapshots:
+            # Apart from the keeping, whose thread may get no processor time for seconds.
+            tasks.spawn(self._repeat(self._note_step, LOOK_S), "steps of snapshots")
             tasks.spawn(self._repeat(self._keep_new, LOOK_S), "snapshots")
             tasks.spawn(self._repeat(self._send_copies, LOOK_S), "copies of snapshots")
         if len(self._spec.nodes) > 1:
@@ -168,13 +174,14 @@ class SnapshotKeeper:
         self._steps.clear()
         # A node with a copy may have been lost.
         self._copied.clear()
+        self._store.pin(())
         self._group_ns = time.time_ns()
 
     def end_group(self) -> None:
         """Note that ranks end: what they were writing may be torn."""
         self._group_ns = None
 
-    def heads(self) -> list[dict[str, Any]]:
+    def heads(self) -> list[SnapshotEntry]:
         """Return what this node keeps."""
         return [one.head() for one in self._store.kept]
 
@@ -187,7 +194,7 @@ class SnapshotKeeper:
             try:
                 await work()
             except Exception:
-                # One bad file must not end the care for all others.
+                # One bad file must not stop the handling of all others.
                 log.exception("snapshots")
             took_s = time.monotonic() - begun
 
@@ -216,23 +223,25 @@ class SnapshotKeeper:
     async def _keep_new(self) -> None:
         if self._group_ns is None or self._member is None or self._member.running is None:
             return
-        self._note_step(self._member.running)
         seen = await self._background.run(scan, self._base, self._spec.snapshots)
         for problem in seen.problems:
             self._notice(SNAPSHOT_LEFT_OUT, problem)
-        here = {found.path for found in seen.found}
+        here = {snapshot.path for snapshot in seen.snapshots}
         self._known = {path: known for path, known in self._known.items() if path in here}
-        for found in seen.found:
-            if self._is_known(found):
+        for snapshot in seen.snapshots:
+            if self._is_known(snapshot):
                 continue
-            if await self._background.run(self._may_be_kept, found, self._moment()):
-                is_kept = await self._keep(found)
+            if await self._background.run(self._may_be_kept, snapshot, self._moment()):
+                is_kept = await self._keep(snapshot)
             else:
-                is_kept = await self._gather(found)
+                is_kept = await self._gather(snapshot)
             if is_kept:
-                await self._background.run(remove_asides, found)
+                await self._background.run(remove_asides, snapshot)
 
-    def _note_step(self, generation: int) -> None:
+    async def _note_step(self) -> None:
+        generation = self._member.running if self._member is not None else None
+        if self._group_ns is None or generation is None:
+            return
         steps = [seen["step"] for seen in self._logs.progress(generation).values() if seen["step"] is not None]
         if steps and (not self._steps or max(steps) != self._steps[-1][1]):
             self._steps.append((time.time_ns(), max(steps)))
@@ -245,87 +254,89 @@ class SnapshotKeeper:
             first_ns = int(began.replace(tzinfo=datetime.timezone.utc).timestamp() * 1e9) - self._shift_ns()
         return Moment(time.time_ns(), first_ns, self._group_ns)
 
-    def _is_known(self, found: InPlace) -> bool:
+    def _is_known(self, snapshot: InPlace) -> bool:
         """Whether it was looked at as it is; its script may be removing it, one file after the other."""
-        return bool(found.files) and found.files.items() <= self._known.get(found.path, ({}, None))[0].items()
+        return bool(snapshot.files) and snapshot.files.items() <= self._known.get(snapshot.path, ({}, None))[0].items()
 
     @staticmethod
-    def _may_be_kept(found: InPlace, moment: Moment) -> bool:
-        verdict = judge(found)
-        if not is_complete(found, verdict, moment):
+    def _may_be_kept(snapshot: InPlace, moment: Moment) -> bool:
+        verdict = judge(snapshot)
+        if not is_complete(snapshot, verdict, moment):
             return False
-        places = [found.place.parent / path for path in found.files]
-        return verdict.whole is True or found.changed_ns < moment.first_ns or not is_open_for_writing(places)
+        places = [snapshot.place.parent / path for path in snapshot.files]
+        return verdict.whole is True or snapshot.changed_ns < moment.first_ns or not is_open_for_writing(places)
 
     async def _keep(
-        self, found: InPlace, *, at_once: bool = False, elsewhere: Mapping[str, File] = MappingProxyType({})
+        self, snapshot: InPlace, *, at_once: bool = False, elsewhere: Mapping[str, File] = MappingProxyType({})
     ) -> bool:
         """Keep a complete snapshot, unless all nodes see the same files; `at_once`: a group waits for it.
 
         `elsewhere`: its files that other nodes have sent.
         """
         try:
-            if await self._is_shared(found, ask_again=not at_once):
-                self._known[found.path] = found.files, None
+            if await self._is_shared(snapshot, ask_again=not at_once):
+                self._known[snapshot.path] = snapshot.files, None
                 return False
-            own_step = step_of(found)
-            step = self._printed_step(found.changed_ns) if own_step is None else own_step
+            own_step = step_of(snapshot)
+            step = self._printed_step(snapshot.changed_ns) if own_step is None else own_step
 
             def keep() -> KeptSnapshot:
                 stop = self._abandon.is_set if at_once else self._hurry.is_set
-                time_ns = found.changed_ns + self._shift_ns()
+                time_ns = snapshot.changed_ns + self._shift_ns()
                 exact = own_step is not None
-                return self._store.keep(found, time_ns, step, exact=exact, stop=stop, elsewhere=elsewhere)
+                return self._store.keep(snapshot, time_ns, step, exact=exact, stop=stop, elsewhere=elsewhere)
 
             kept = await self._locked(asyncio.to_thread if at_once else self._background.run, keep)
         except (Abandoned, FileNotFoundError):
             # It changed, or its script removed it: the next look sees what is there then.
             return False
         except (OSError, Problem) as error:
-            self._known[found.path] = found.files, None
-            self._notice(SNAPSHOT_NOT_KEPT, f"{found.path} is not kept: {error}", slot_of(found.path))
+            self._known[snapshot.path] = snapshot.files, None
+            self._notice(SNAPSHOT_NOT_KEPT, f"{snapshot.path} is not kept: {error}", slot_of(snapshot.path))
             return False
         # If its files come from several nodes, the files in place are not the kept snapshot.
-        self._known[found.path] = found.files, None if elsewhere else kept.id
+        self._known[snapshot.path] = snapshot.files, None if elsewhere else kept.id
         self._own = {kept.id, *self._own} & {one.id for one in self._store.kept}
-        self._noticed.discard((SNAPSHOT_NOT_KEPT, slot_of(found.path)))
+        self._noticed.discard((SNAPSHOT_NOT_KEPT, slot_of(snapshot.path)))
         return True
 
-    async def _gather(self, found: InPlace, *, at_once: bool = False) -> bool:
+    async def _gather(self, snapshot: InPlace, *, at_once: bool = False) -> bool:
         """Keep a DCP snapshot whose shards lie on several nodes' own disks, once they are here; returns whether."""
-        names = await asyncio.to_thread(shards_elsewhere, found)
-        is_settled = at_once or time.time_ns() - found.changed_ns >= SETTLE_NS
-        if not names or not is_settled or found.changed_ns < self._moment().first_ns:
+        names = await asyncio.to_thread(shards_elsewhere, snapshot)
+        is_settled = at_once or time.time_ns() - snapshot.changed_ns >= SETTLE_NS
+        if not names or not is_settled or snapshot.changed_ns < self._moment().first_ns:
             return False
         elsewhere: dict[str, File] = {}
-        question = {"path": found.path, "names": sorted(names), "time_ns": found.changed_ns + self._shift_ns()}
+        question = {"path": snapshot.path, "names": sorted(names), "time_ns": snapshot.changed_ns + self._shift_ns()}
         try:
             for node in self._background.others():
                 with contextlib.suppress(PeerRefused, PeerUnreachable, WireError, CallFailed, asyncio.TimeoutError):
-                    elsewhere.update(await self._shards_of(node, found, question, slow=not at_once))
+                    elsewhere.update(await self._shards_of(node, snapshot, question, slow=not at_once))
         except (Abandoned, OSError, Problem) as error:
-            self._notice(SNAPSHOT_NOT_KEPT, f"{found.path} is not kept: {error}", slot_of(found.path))
-            self._known[found.path] = found.files, None
+            self._notice(SNAPSHOT_NOT_KEPT, f"{snapshot.path} is not kept: {error}", slot_of(snapshot.path))
+            self._known[snapshot.path] = snapshot.files, None
             return False
         if {path.rpartition("/")[2] for path in elsewhere} != names:
             # Its save continues, or one of its nodes is lost: the one before counts.
             return False
-        return await self._keep(found, at_once=at_once, elsewhere=elsewhere)
+        return await self._keep(snapshot, at_once=at_once, elsewhere=elsewhere)
 
-    async def _shards_of(self, node: str, found: InPlace, question: dict[str, Any], *, slow: bool) -> dict[str, File]:
+    async def _shards_of(
+        self, node: str, snapshot: InPlace, question: dict[str, Any], *, slow: bool
+    ) -> dict[str, File]:
         """Bring the files of a snapshot that another node has; raises what `_pull` raises."""
         async with self._background.connected(node) as channel:
             answer = await channel.call("snapshot_shards", question, timeout=SHARDS_TIMEOUT_S)
             files = unpack(answer.body).files
-            asked = {f"{found.place.name}/{name}" for name in question["names"]}
+            asked = {f"{snapshot.place.name}/{name}" for name in question["names"]}
             if not set(files) <= asked:
-                raise Problem("bad_snapshot", f"{node} sent files that {found.path} does not name")
+                raise Problem("bad_snapshot", f"{node} sent files that {snapshot.path} does not name")
             work = self._background.run if slow else asyncio.to_thread
-            missing = await self._locked(work, self._store.expect_shards, found.path, files)
+            missing = await self._locked(work, self._store.expect_shards, snapshot.path, files)
             await self._fetch(node, missing, slow=slow)
         return files
 
-    async def _hear_shards(self, node: str, channel: Channel | None, args: dict[str, Any]) -> Answer:
+    async def _on_shards(self, node: str, channel: Channel | None, args: Args) -> Answer:
         names = [str(name) for name in args["names"] if is_shard(str(name))]
         latest_ns = int(args["time_ns"]) - self._shift_ns() + CLOCKS_NS
         take = self._store.take_shards
@@ -339,22 +350,30 @@ class SnapshotKeeper:
 
     # Other nodes
 
-    async def _is_shared(self, found: InPlace, *, ask_again: bool = True) -> bool:
+    async def _is_shared(self, snapshot: InPlace, *, ask_again: bool = True) -> bool:
         """Whether the other nodes see the same files: then a copy of them saves nothing. Raises OSError."""
-        device = os.stat(found.place.parent).st_dev
+        where = self._where(snapshot)
         # A node may see a new file of a shared file system some seconds late; one that is lost delays each answer.
-        is_open = ask_again and not self._shared.get(device) and self._asked[device] < SHARED_ASKS
-        if device not in self._shared or is_open:
-            self._asked[device] += 1
-            question = {"path": found.path, "files": {path: list(stamp) for path, stamp in found.files.items()}}
+        is_open = ask_again and not self._shared.get(where) and self._asked[where] < SHARED_ASKS
+        if where not in self._shared or is_open:
+            self._asked[where] += 1
+            question = {"path": snapshot.path, "files": {path: list(stamp) for path, stamp in snapshot.files.items()}}
             asking = [self._peers.ask(name, "snapshot_sees", question) for name in self._background.others()]
             answers = [bool(answer.get("sees")) for answer in await asyncio.gather(*asking) if answer]
             if not answers:
                 return False
-            self._shared[device] = all(answers)
-        return self._shared[device]
+            self._shared[where] = all(answers)
+        return self._shared[where]
 
-    async def _hear_sees(self, node: str, channel: Channel | None, args: dict[str, Any]) -> Answer:
+    def _where(self, snapshot: InPlace) -> tuple[int, str]:
+        """Return the device on which a snapshot lies, and its pattern; raises OSError.
+
+        Of one file system, one directory may be shared and another one each node's own.
+        """
+        pattern = next((one for one in self._spec.snapshots if matches(one, snapshot.path)), "")
+        return os.stat(snapshot.place.parent).st_dev, pattern
+
+    async def _on_sees(self, node: str, channel: Channel | None, args: Args) -> Answer:
         parent = (self._base / str(args["path"])).parent
 
         def sees() -> bool:
@@ -369,33 +388,38 @@ class SnapshotKeeper:
         """Offer the newest snapshots to other nodes until enough have them."""
         newest = {one.slot: one for one in self._store.kept}
         for one in newest.values():
-            if one.id not in self._copied and await self._offer(one.id):
-                self._copied.add(one.id)
+            # What is saved again, with the same content, counts from then on.
+            saved = one.id, one.time_ns
+            if saved not in self._copied and await self._offer(*saved):
+                self._copied.add(saved)
 
-    async def _offer(self, name: str) -> bool:
-        """Return whether enough nodes have it; those that are on their way to it are asked again later."""
+    async def _offer(self, name: str, time_ns: int) -> bool:
+        """Return whether enough nodes have it; nodes that are still fetching it are asked again later."""
         # What came from another node, or was kept before this agent was started, may have its copies already.
-        if name not in self._own and await self._count_copies(name, take=False) >= COPIES:
+        if name not in self._own and await self._count_copies(name, time_ns, take=False) >= COPIES:
             return True
-        return await self._count_copies(name, take=True) >= COPIES
+        return await self._count_copies(name, time_ns, take=True) >= COPIES
 
-    async def _count_copies(self, name: str, *, take: bool) -> int:
+    async def _count_copies(self, name: str, time_ns: int, *, take: bool) -> int:
         """Return how many other nodes have a snapshot; `take`: those that lack it fetch it, until enough do."""
         having = arriving = 0
         for node in self._background.others():
             if having + arriving >= COPIES:
                 break
-            answer = await self._peers.ask(node, "snapshot_offer", {"id": name, "take": take})
+            answer = await self._peers.ask(node, "snapshot_offer", {"id": name, "time_ns": time_ns, "take": take})
             having += bool(answer and answer.get("has"))
             arriving += bool(answer and answer.get("arrives"))
         return having
 
-    async def _hear_offer(self, node: str, channel: Channel | None, args: dict[str, Any]) -> Answer:
+    async def _on_offer(self, node: str, channel: Channel | None, args: Args) -> Answer:
         name = str(args["id"])
-        if any(one.id == name for one in self._store.kept):
+        if any(one.id == name and one.time_ns >= int(args.get("time_ns", 0)) for one in self._store.kept):
             return Answer({"has": True})
         wanted = bool(self._spec.snapshots and args.get("take", True))
-        if not wanted or name in self._refused or self._tasks is None:
+        if wanted and self._taking.locked() and name not in self._arriving:
+            # One at a time: meanwhile another node may be free.
+            return Answer({"refused": ""})
+        if not wanted or name in self._refused or self._tasks is None or self._is_restoring:
             return Answer({"refused": self._refused.get(name, "")})
         if name not in self._arriving:
             self._arriving[name] = self._tasks.spawn(self._take(node, name), f"snapshot {name}")
@@ -403,8 +427,10 @@ class SnapshotKeeper:
 
     async def _take(self, node: str, name: str) -> None:
         try:
-            snapshot = await self._pull(node, name, slow=True)
-            await self._locked(self._background.run, self._store.add, snapshot)
+            # One at a time: two snapshots may share a content, and a content arrives once.
+            async with self._taking:
+                snapshot = await self._pull(node, name, slow=True)
+                await self._locked(self._background.run, self._store.add, snapshot)
             self._noticed.discard((SNAPSHOT_NOT_KEPT, node))
         except (CallFailed, PeerRefused, PeerUnreachable, WireError, asyncio.TimeoutError, Abandoned) as error:
             # It is offered again and continues where it was cut, unless its node now offers newer ones.
@@ -454,10 +480,10 @@ class SnapshotKeeper:
             pieces = bodies(sock, "snapshot_read", {"sha": sha, "offset": here, "slow": slow})
             self._store.receive(sha, here, pieces, self._abandon.is_set)
 
-    async def _hear_head(self, node: str, channel: Channel | None, args: dict[str, Any]) -> Answer:
+    async def _on_head(self, node: str, channel: Channel | None, args: Args) -> Answer:
         return Answer(*self._store.get(str(args["id"])).described())
 
-    async def _hear_read(self, node: str, channel: Channel | None, args: dict[str, Any]) -> Items:
+    async def _on_read(self, node: str, channel: Channel | None, args: Args) -> Items:
         return self._read(content_at(self._root, str(args["sha"])), int(args["offset"]), bool(args["slow"]))
 
     async def _read(self, path: Path, offset: int, slow: bool) -> Items:
@@ -478,67 +504,80 @@ class SnapshotKeeper:
 
     # Before a group starts
 
-    async def hold(self) -> list[dict[str, Any]]:
-        """Return all that this node keeps, with what was saved last, and hide what is torn; no group runs here."""
+    async def hold(self, keep: Iterable[str] = ()) -> list[SnapshotEntry]:
+        """Return all that this node keeps, with what was saved last, and hide what is torn; no group runs here.
+
+        `keep`: the ids of those from which the next group resumes, if it is known already.
+        """
+        self._store.pin(keep)
         self._hurry.set()
         self._abandon.clear()
         self._group_ns = None
         try:
             await self._locked(asyncio.to_thread, self._store.check)
-            for found in (await asyncio.to_thread(scan, self._base, self._spec.snapshots)).found:
-                if not self._is_known(found):
-                    await self._hold(found, self._moment())
+            for snapshot in (await asyncio.to_thread(scan, self._base, self._spec.snapshots)).snapshots:
+                if not self._is_known(snapshot):
+                    await self._hold(snapshot, self._moment())
         except OSError as error:
             # What is kept so far counts; whether the disk takes more is seen when a snapshot is put in place.
             log.warning("snapshots: %s", error)
         return self.heads()
 
-    async def _hold(self, found: InPlace, moment: Moment) -> None:
-        if await asyncio.to_thread(self._may_be_kept, found, moment):
-            await self._keep(found, at_once=True)
-        elif await self._gather(found, at_once=True):
+    async def _hold(self, snapshot: InPlace, moment: Moment) -> None:
+        if await asyncio.to_thread(self._may_be_kept, snapshot, moment):
+            await self._keep(snapshot, at_once=True)
+        elif await self._gather(snapshot, at_once=True):
             return
-        elif await asyncio.to_thread(self._is_left_torn, found, moment):
-            self._aside.append(f"{found.path} -> {await asyncio.to_thread(set_aside, found)}")
+        elif await asyncio.to_thread(self._is_left_torn, snapshot, moment):
+            self._aside.append(f"{snapshot.path} -> {await asyncio.to_thread(set_aside, snapshot)}")
 
-    def _is_left_torn(self, found: InPlace, moment: Moment) -> bool:
+    def _is_left_torn(self, snapshot: InPlace, moment: Moment) -> bool:
         """Whether ranks of this job have ended in the middle of it, and left what their script cannot read."""
         try:
-            changed_ns = found.changed_ns or os.lstat(found.place).st_mtime_ns
-            is_shared = self._shared.get(os.stat(found.place.parent).st_dev, False)
+            changed_ns = snapshot.changed_ns or os.lstat(snapshot.place).st_mtime_ns
+            is_shared = self._shared.get(self._where(snapshot), False)
         except OSError:
             return False
-        places = [found.place.parent / path for path in found.files]
+        places = [snapshot.place.parent / path for path in snapshot.files]
         is_ours = changed_ns >= moment.first_ns and not is_shared
-        return is_ours and found.is_torn() and not is_open_for_writing(places)
+        return is_ours and snapshot.is_torn() and not is_open_for_writing(places)
 
-    async def restore(self, chosen: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Put the chosen snapshots in place, and hide newer ones; returns the report, with `problem` where it fails."""
+    async def restore(self, chosen: Sequence[OfferedSnapshot], skipped: Sequence[Span] = ()) -> PlacedAnswer:
+        """Put the chosen snapshots in place, and hide newer ones; returns the report, with `problem` where it fails.
+
+        `skipped`: between which times of the coordinator's clock snapshots do not count, also those of other series.
+        """
         self._abandon.clear()
         began = time.monotonic()
         ids, aside, self._aside = [str(one["id"]) for one in chosen], self._aside, []
-        report: dict[str, Any] = {"ids": ids, "bytes": 0, "placed": {}, "aside": aside}
+        report: PlacedAnswer = {"ids": ids, "bytes": 0, "placed": {}, "aside": aside}
+        # An offer of the same snapshot would fetch it a second time into the same file.
+        self._is_restoring = True
+        self._store.skip(Skipped(tuple((begin, end) for begin, end in skipped), frozenset(ids)))
         try:
             for one in chosen:
                 await self._restore(one, report)
+            await self._hide_skipped({slot_of(str(one["path"])) for one in chosen}, skipped, report)
         except (OSError, Abandoned) as error:
             report["problem"] = str(error) or "it changed meanwhile"
         except Problem as problem:
             report["problem"] = problem.message
+        finally:
+            self._is_restoring = False
         return {**report, "seconds": round(time.monotonic() - began, 3)}
 
-    async def _restore(self, chosen: Mapping[str, Any], report: dict[str, Any]) -> None:
+    async def _restore(self, chosen: OfferedSnapshot, report: PlacedAnswer) -> None:
         path, time_ns = str(chosen["path"]), int(chosen["time_ns"])
         changed_ns = time_ns - self._shift_ns()
         seen = await asyncio.to_thread(scan, self._base, self._spec.snapshots)
-        series = [found for found in seen.found if slot_of(found.path) == slot_of(path)]
-        current = next((found for found in series if found.path == path), None)
+        series = [candidate for candidate in seen.snapshots if slot_of(candidate.path) == slot_of(path)]
+        current = next((candidate for candidate in series if candidate.path == path), None)
         stays = current is not None and await asyncio.to_thread(self._is_the_same, current, chosen)
         obtained = None if stays else await self._obtain(chosen)
-        for found in series:
+        for candidate in series:
             # Also the one whose place is taken: it may be complete, and could not be kept.
-            if found.changed_ns > changed_ns + SAME_NS and not (stays and found is current):
-                report["aside"].append(f"{found.path} -> {await asyncio.to_thread(set_aside, found)}")
+            if candidate.changed_ns > changed_ns + SAME_NS and not (stays and candidate is current):
+                report["aside"].append(f"{candidate.path} -> {await asyncio.to_thread(set_aside, candidate)}")
         if obtained is not None:
             snapshot, source = obtained
             stop = self._abandon.is_set
@@ -548,7 +587,17 @@ class SnapshotKeeper:
             report["placed"][snapshot.id] = source
             report["bytes"] += snapshot.size if source else 0
 
-    def _is_the_same(self, current: InPlace, chosen: Mapping[str, Any]) -> bool:
+    async def _hide_skipped(self, restored: set[str], skipped: Sequence[Span], report: PlacedAnswer) -> None:
+        """Hide what no longer counts of the series from which nothing was restored: no node has an older version."""
+        if not skipped:
+            return
+        for candidate in (await asyncio.to_thread(scan, self._base, self._spec.snapshots)).snapshots:
+            time_ns = candidate.changed_ns + self._shift_ns() - SAME_NS
+            is_shared = self._shared.get(self._where(candidate), False)
+            if slot_of(candidate.path) not in restored and is_within(skipped, time_ns) and not is_shared:
+                report["aside"].append(f"{candidate.path} -> {await asyncio.to_thread(set_aside, candidate)}")
+
+    def _is_the_same(self, current: InPlace, chosen: OfferedSnapshot) -> bool:
         """Whether a rank resumes from the same step with what lies in place."""
         files, name = self._known.get(current.path, ({}, None))
         if self._is_known(current):
@@ -560,7 +609,7 @@ class SnapshotKeeper:
         is_named = bool(chosen.get("exact")) and step_of(current) == chosen.get("step")
         return is_named and judge(current).whole is True
 
-    async def _obtain(self, chosen: Mapping[str, Any]) -> tuple[KeptSnapshot, str | None]:
+    async def _obtain(self, chosen: OfferedSnapshot) -> tuple[KeptSnapshot, str | None]:
         """Return a snapshot whose contents are here, and from which node they came; raises Problem."""
         name = str(chosen["id"])
         arriving = list(self._arriving.values())
@@ -583,21 +632,21 @@ class SnapshotKeeper:
     async def look_for_unnamed(self) -> None:
         """Report once that ranks write a snapshot which no other node has, where nothing that is named is there."""
         group_ns, named = self._group_ns, self._spec.snapshots
-        if group_ns is None or self._shared.get(-1) or (named and (self._store.kept or self._known)):
+        if group_ns is None or self._has_told_unnamed or (named and (self._store.kept or self._known)):
             return
         wrong = f"nothing matches snapshots = {json.dumps(list(named))} so far, and " if named else ""
-        for found in (await self._background.run(scan, self._base, UNNAMED)).found:
-            is_named = any(matches(pattern, found.path) for pattern in named)
-            if found.changed_ns < group_ns or self._is_known(found) or is_named:
+        for snapshot in (await self._background.run(scan, self._base, UNNAMED)).snapshots:
+            is_named = any(matches(pattern, snapshot.path) for pattern in named)
+            if snapshot.changed_ns < group_ns or self._is_known(snapshot) or is_named:
                 continue
-            self._known[found.path] = found.files, None
-            verdict = await self._background.run(judge, found)
-            if verdict.form and verdict.whole and not await self._is_shared(found):
-                name = re.sub(r"\d+", "*", found.path)
-                self._shared[-1] = True
+            self._known[snapshot.path] = snapshot.files, None
+            verdict = await self._background.run(judge, snapshot)
+            if verdict.form and verdict.whole and not await self._is_shared(snapshot):
+                name = re.sub(r"\d+", "*", snapshot.path)
+                self._has_told_unnamed = True
                 self._notice(
                     SNAPSHOT_UNNAMED,
-                    f"{wrong}{found.path} is a snapshot that only this node's disk has; --snapshots '{name}', or "
+                    f"{wrong}{snapshot.path} is a snapshot that only this node's disk has; --snapshots '{name}', or "
                     f'snapshots = ["{name}"] in [job], keeps copies of it on other nodes',
                 )
                 return

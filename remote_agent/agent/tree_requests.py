@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from remote_agent.agent import jobs
 from remote_agent.base.paths import Home, check_name
 from remote_agent.tree.sync import TreeSync, left_in
-from remote_agent.wire import Problem
+from remote_agent.wire import Args, Problem
 
 if TYPE_CHECKING:
     from remote_agent.tree.manifest import SyncPlan
@@ -68,21 +68,21 @@ class TreeRequests:
                 await asyncio.wait({doing})
                 raise
 
-    async def _has(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
+    async def _has(self, args: Args, body: bytes) -> dict[str, Any]:
         look = self._sync.digests if args.get("kept") else self._sync.in_place
         return {"has": str(args["digest"]) in await self._in_turn(look, _name(args))}
 
-    async def _differences(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
+    async def _differences(self, args: Args, body: bytes) -> dict[str, Any]:
         paths_by_kind = await self._in_turn(self._sync.differences, _name(args), body)
         numbers = {"files": len(paths_by_kind["changed"]) + len(paths_by_kind["removed"])}
         return {**numbers, **{key: paths[:MAX_LISTED] for key, paths in paths_by_kind.items()}}
 
-    async def _free(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
+    async def _free(self, args: Args, body: bytes) -> dict[str, Any]:
         """Refuse where another job runs from the tree, which must not change under it."""
         self._refuse_used(_name(args))
         return {}
 
-    async def _plan(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
+    async def _plan(self, args: Args, body: bytes) -> dict[str, Any]:
         tree = _name(args)
         await lock(self._sync, tree)
         try:
@@ -109,11 +109,11 @@ class TreeRequests:
             hint = f"stop {user} first, or launch with --no-sync to run the files that are there"
             raise Problem("tree_in_use", f"job {user} runs from tree {tree}, whose files would change", hint)
 
-    async def _put(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
+    async def _put(self, args: Args, body: bytes) -> dict[str, Any]:
         await self._in_turn(self._sync.put, _name(args), args["parts"], body, bool(args.get("packed")))
         return {}
 
-    async def _commit(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
+    async def _commit(self, args: Args, body: bytes) -> dict[str, Any]:
         tree, digest = _name(args), str(args.get("digest", ""))
         if self._job:
             # A group runs from the tree: the new files are for the next one.
@@ -176,5 +176,5 @@ def _numbers(plan: SyncPlan) -> dict[str, Any]:
     }
 
 
-def _name(args: dict[str, Any]) -> str:
+def _name(args: Args) -> str:
     return check_name(args.get("tree"), "tree")

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from remote_agent.wire.documents import RankExit
 
 # Enough to include one with little network delay, few enough to follow a clock that drifts.
 CLOCK_SAMPLES = 16
@@ -95,7 +98,7 @@ class Clock(NamedTuple):
         error_ms = None if self.error_ns is None else round(self.error_ns / 1e6, 3)
         return {"clock_offset_ms": round(-self.offset_ns / 1e6, 3), "clock_error_ms": error_ms}
 
-    def corrected(self, ended: Mapping[str, Any]) -> dict[str, Any]:
+    def corrected(self, ended: RankExit) -> RankExit:
         """Return an Exit with its time in the coordinator's clock, and the correction."""
-        t_ns = int(ended["t_ns"]) + self.offset_ns
+        t_ns = int(ended["t_ns"] or 0) + self.offset_ns
         return {**ended, "t_ns": t_ns, "shift_ns": self.offset_ns, "clock_error_ns": self.error_ns or 0}

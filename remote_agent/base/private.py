@@ -52,15 +52,15 @@ def make_own(path):
     # type: (str) -> None
     """Make a directory in one that is private, and check that it is this user's own; raises Untrusted, OSError."""
     _make(path)
-    found = os.lstat(path)
-    if stat.S_ISLNK(found.st_mode):
+    info = os.lstat(path)
+    if stat.S_ISLNK(info.st_mode):
         raise Untrusted(path + " is a symbolic link")
-    if not stat.S_ISDIR(found.st_mode):
+    if not stat.S_ISDIR(info.st_mode):
         raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
-    if found.st_uid != os.geteuid():
-        raise Untrusted(path + " belongs to another user (uid " + str(found.st_uid) + ")")
-    if found.st_mode & OTHERS_WRITE:
-        raise Untrusted("other users may write to " + path + " (mode " + _mode(found) + ")")
+    if info.st_uid != os.geteuid():
+        raise Untrusted(path + " belongs to another user (uid " + str(info.st_uid) + ")")
+    if info.st_mode & OTHERS_WRITE:
+        raise Untrusted("other users may write to " + path + " (mode " + _mode(info) + ")")
 
 
 def _make(path):
@@ -74,19 +74,19 @@ def _make(path):
 
 def _check_above(path, root):
     # type: (str, str) -> os.stat_result
-    found = os.lstat(path)
+    info = os.lstat(path)
     # Whoever owns `/` can replace everything; in a user namespace that is not number 0.
-    if found.st_uid not in (os.geteuid(), 0, os.lstat("/").st_uid):
-        raise Untrusted(path + ", above " + root + ", belongs to another user (uid " + str(found.st_uid) + ")")
-    is_link, is_sticky = stat.S_ISLNK(found.st_mode), found.st_mode & stat.S_ISVTX
-    if found.st_mode & OTHERS_WRITE and not is_link and not is_sticky:
-        raise Untrusted("other users may write to " + path + ", above " + root + " (mode " + _mode(found) + ")")
-    return found
+    if info.st_uid not in (os.geteuid(), 0, os.lstat("/").st_uid):
+        raise Untrusted(path + ", above " + root + ", belongs to another user (uid " + str(info.st_uid) + ")")
+    is_link, is_sticky = stat.S_ISLNK(info.st_mode), info.st_mode & stat.S_ISVTX
+    if info.st_mode & OTHERS_WRITE and not is_link and not is_sticky:
+        raise Untrusted("other users may write to " + path + ", above " + root + " (mode " + _mode(info) + ")")
+    return info
 
 
-def _mode(found):
+def _mode(info):
     # type: (os.stat_result) -> str
-    return oct(stat.S_IMODE(found.st_mode))[-4:].replace("o", "0")
+    return oct(stat.S_IMODE(info.st_mode))[-4:].replace("o", "0")
 
 
 def read_key(home):
@@ -97,10 +97,10 @@ def read_key(home):
     except OSError:
         return b""
     try:
-        found, key = os.fstat(fd), os.read(fd, KEY_BYTES + 1)
+        info, key = os.fstat(fd), os.read(fd, KEY_BYTES + 1)
     finally:
         os.close(fd)
-    is_ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+    is_ours = stat.S_ISREG(info.st_mode) and info.st_uid == os.geteuid() and not info.st_mode & 0o077
     return key if is_ours and len(key) == KEY_BYTES else b""
 
 

@@ -43,14 +43,14 @@ def own_command(*words: str) -> list[str]:
 
 def die_with_parent() -> None:
     """Make the kernel send SIGKILL to this process when the thread that has started it ends."""
-    import ctypes  # of the engine's children alone
+    import ctypes  # only the engine's children need it
 
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 async def run_program(command: list[str], timeout_s: float) -> tuple[int | None, str, str]:
     """Run a program to its end; raises asyncio.TimeoutError (it is killed then, and what it started), OSError."""
-    import asyncio  # whoever calls this has it; half of the processes that import this module have not
+    import asyncio  # the callers have imported it; half of the processes that import this module have not
 
     child = await asyncio.create_subprocess_exec(
         *command,

@@ -47,20 +47,20 @@ def _make_key(home: str) -> bytes:
     """Return the key of this user's seals, made where there is none; raises OSError."""
     if not private.read_key(home):
         path = os.path.join(home, private.KEY)
-        part = f"{path}.{os.getpid()}.tmp"
+        temporary = f"{path}.{os.getpid()}.tmp"
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         try:
-            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(os.urandom(private.KEY_BYTES))
                 file.flush()
                 os.fsync(file.fileno())
             # Not renamed: of several processes at once, all use the key of the first.
             with contextlib.suppress(FileExistsError):
-                os.link(part, path)
+                os.link(temporary, path)
         finally:
             with contextlib.suppress(OSError):
-                os.unlink(part)
+                os.unlink(temporary)
     return private.read_key(home)
 
 
@@ -71,10 +71,10 @@ def _write(pushed: str, path: str, key: bytes) -> None:
     import zipfile
 
     # A home that many nodes share: each has a part of its own.
-    part = f"{path}.{socket.gethostname()}.{os.getpid()}.tmp"
+    temporary = f"{path}.{socket.gethostname()}.{os.getpid()}.tmp"
     try:
-        with open(part, "x+b") as file, zipfile.ZipFile(pushed) as source:
-            os.chmod(part, 0o600)
+        with open(temporary, "x+b") as file, zipfile.ZipFile(pushed) as source:
+            os.chmod(temporary, 0o600)
             file.seek(private.SEAL_BYTES)
             with zipfile.ZipFile(file, "w") as target:
                 for entry in source.infolist():
@@ -94,7 +94,7 @@ def _write(pushed: str, path: str, key: bytes) -> None:
             os.fsync(file.fileno())
         # Not renamed: where another one was first, processes already run from that.
         with contextlib.suppress(FileExistsError):
-            os.link(part, path)
+            os.link(temporary, path)
     finally:
         with contextlib.suppress(OSError):
-            os.unlink(part)
+            os.unlink(temporary)

@@ -140,7 +140,7 @@ def main() -> int:
     if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
         sys.stderr.write("connect speaks frames on pipes: it is started by supervisor, over SSH or srun\n")
         return 2
-    # The end of stdin is what ends a bridge: also while Slurm ends the allocation, and what it starts must hear that.
+    # Only the end of stdin ends a bridge. A handler, not SIG_IGN: what the bridge starts must receive Slurm's SIGTERM.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda _number, _frame: None)
     operator = Operator(0, os.dup(1))

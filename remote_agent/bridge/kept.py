@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from remote_agent.agent.keeping import standing, what_runs
+from remote_agent.agent.keeping import reuse_key, standing
 from remote_agent.base.streams import open_unix
 from remote_agent.wire import CallFailed, Channel, JobSpec, WireError
 
@@ -44,7 +44,7 @@ async def take(home: Home, files: JobFiles, env: Mapping[str, str]) -> int | Non
     """Give a job to an agent that has kept a waiting process for it; returns its pid, None where there is none."""
     request = {
         "job": files.name,
-        "runs": what_runs(JobSpec.from_json(json.loads(files.spec.read_text()))),
+        "runs": reuse_key(JobSpec.from_json(json.loads(files.spec.read_text()))),
         "standing": standing(),
         "env": dict(env),
     }

@@ -29,7 +29,7 @@ from remote_agent.base.ports import NoFreePort, listening
 from remote_agent.base.proc import last_line, own_command, run_program, stat_fields
 from remote_agent.engine import installed
 from remote_agent.vitals import netif
-from remote_agent.wire import JOB_NAME, Problem
+from remote_agent.wire import JOB_NAME, Args, Problem
 from remote_agent.wire.events import ENDED_STATES
 
 # Importing torch from a cold network disk takes a minute or two.
@@ -67,7 +67,7 @@ class Probe:
 
     # Facts
 
-    async def facts(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
+    async def facts(self, args: Args, body: bytes) -> dict[str, Any]:
         """Return the node's facts.
 
         `workdir`: whose Python files are hashed, None where the tree will be synced; `env`: what workers get on top;
@@ -109,21 +109,21 @@ class Probe:
         return await netif.sockets(address, await netif.own_name_address(), env)
 
     def _live_jobs(self) -> list[str]:
-        found = []
+        live = []
         for name in self._home.job_names():
             files = self._home.job(name)
             # A job may be cleaned away while we look.
             with contextlib.suppress(OSError):
                 if agent_alive(files) is not None and jobs.describe(files)["state"] not in ENDED_STATES:
-                    found.append(name)
-        return found
+                    live.append(name)
+        return live
 
     # Which nodes reach each other
 
-    async def listen(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
+    async def listen(self, args: Args, body: bytes) -> dict[str, Any]:
         """Listen on a free port (of the range `ports`), as a store will, until the bridge ends; raises Problem.
 
-        Who connects reads a token.
+        Each connection gets a token.
         """
 
         async def greet(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -139,15 +139,15 @@ class Probe:
         self._server = await asyncio.start_server(greet, sock=sock)
         return {"port": sock.getsockname()[1], "token": self._token}
 
-    async def reach(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
+    async def reach(self, args: Args, body: bytes) -> dict[str, Any]:
         """Connect to all others at once; returns {name: {"ms": …} or {"error": …}}."""
         names = list(args["targets"])
-        found = await asyncio.gather(*(_reach(args["targets"][name]) for name in names))
-        return {"reached": dict(zip(names, found))}
+        answers = await asyncio.gather(*(_reach(args["targets"][name]) for name in names))
+        return {"reached": dict(zip(names, answers))}
 
     # A collective
 
-    async def collective_start(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
+    async def collective_start(self, args: Args, body: bytes) -> dict[str, Any]:
         """Start this node's rank of a small group, reached at `address`; rank 0 answers with the port of its store."""
         if self._child is not None:
             # Of a group that was never complete.
@@ -168,7 +168,7 @@ class Probe:
         except (asyncio.TimeoutError, ValueError, KeyError) as error:
             raise Problem("collective", await self._last_words()) from error
 
-    async def collective_end(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
+    async def collective_end(self, args: Args, body: bytes) -> dict[str, Any]:
         """Wait for this node's rank; returns {"ms": …} of one all-reduce, or {"error": …}."""
         child = self._child
         if child is None:
@@ -176,7 +176,7 @@ class Probe:
         try:
             out, err = await asyncio.wait_for(child.communicate(), float(args["timeout_s"]))
         except asyncio.TimeoutError:
-            return {"error": f"no end within {args['timeout_s']:g} s", "last": await self._last_words()}
+            return {"error": f"not finished within {args['timeout_s']:g} s", "last": await self._last_words()}
         with contextlib.suppress(ValueError, IndexError):
             return dict(json.loads(out.splitlines()[-1]))
         return {"error": last_line(err.decode(errors="replace")) or f"it exited with code {child.returncode}"}
@@ -190,7 +190,7 @@ class Probe:
         try:
             _, err = await asyncio.wait_for(child.communicate(), SHUTDOWN_S)
         except asyncio.TimeoutError:
-            return "it does not end after SIGKILL, or a process that it started holds its output"
+            return "it did not end after SIGKILL, or a process that it started still holds its output open"
         return last_line(err.decode(errors="replace")) or "it printed nothing"
 
 
@@ -222,7 +222,7 @@ def left_over(home: Home) -> list[dict[str, Any]]:
     They are known by their command line, which names the job, and belong to this user and this root. An agent that has
     taken over another job, or waits for one, owns what it has started all the same.
     """
-    found = []
+    processes = []
     agents = {pid for name in home.job_names() if (pid := named_agent(home.job(name))) is not None}
     for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
         try:
@@ -238,8 +238,8 @@ def left_over(home: Home) -> list[dict[str, Any]]:
             continue
         line = _line(pid)
         if line and not agents & line:
-            found.append({"pid": pid, "mode": match["mode"], "job": files.name})
-    return found
+            processes.append({"pid": pid, "mode": match["mode"], "job": files.name})
+    return processes
 
 
 def _line(pid: int) -> set[int]:

@@ -15,7 +15,7 @@ from remote_agent.agent import jobs
 from remote_agent.agent.tree_requests import TreeRequests
 from remote_agent.bridge.operator import Operator, hello
 from remote_agent.bridge.probe import Probe
-from remote_agent.wire import Frame, Problem
+from remote_agent.wire import Args, Frame, Problem
 
 if TYPE_CHECKING:
     from remote_agent.base.paths import Home, JobFiles
@@ -52,17 +52,17 @@ class Bridge:
         self._trees.close()
         self._probe.close()
 
-    async def handle(self, op: str, args: dict[str, Any], body: bytes) -> dict[str, Any]:
+    async def handle(self, op: str, args: Args, body: bytes) -> dict[str, Any]:
         """Answer one request; raises Problem."""
         handler = self._ops.get(op)
         if handler is None:
             raise Problem("unknown_op", f"no such request before open: {op}")
         return await handler(args, body)
 
-    async def _hello(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
+    async def _hello(self, args: Args, body: bytes) -> dict[str, Any]:
         return hello(self.home)
 
-    async def _jobs(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
+    async def _jobs(self, args: Args, body: bytes) -> dict[str, Any]:
         described = []
         for name in self.home.job_names():
             # A job may be cleaned away while we look.
@@ -71,17 +71,17 @@ class Bridge:
                 described[-1]["warm_until_ns"] = await _warm_until(self.home.job(name))
         return {"jobs": described}
 
-    async def _start(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
+    async def _start(self, args: Args, body: bytes) -> dict[str, Any]:
         from remote_agent.bridge.starting import start
 
         try:
             return await start(self.home, args)
         finally:
-            # Whoever waits for the tree sees the agent now. A step brings it later.
+            # A launch that waits for the tree can see the agent now. With a step, the agent starts later.
             if not args.get("step"):
                 self._trees.close()
 
-    async def _await_agent(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
+    async def _await_agent(self, args: Args, body: bytes) -> dict[str, Any]:
         from remote_agent.bridge.starting import await_agent
 
         try:
@@ -89,7 +89,7 @@ class Bridge:
         finally:
             self._trees.close()
 
-    async def _clean(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
+    async def _clean(self, args: Args, body: bytes) -> dict[str, Any]:
         for path in self.home.jobs.glob(f"{self.home.job(args['job']).name if args.get('job') else '*'}/warm.sock"):
             from remote_agent.bridge import kept
 
@@ -126,7 +126,7 @@ async def serve(operator: Operator, first: Frame, home: Home) -> Frame | None:
 
 
 async def _while_connected(answering: Coroutine[Any, Any, None], ahead: asyncio.Future[Frame | None]) -> None:
-    """Give the answer up when the input ends (or turns to junk) before it is there."""
+    """Give up waiting for the answer when the input ends, or becomes invalid, before the answer is there."""
     task: asyncio.Future[None] = asyncio.ensure_future(answering)
     either: set[asyncio.Future[Any]] = {task, ahead}
     try:

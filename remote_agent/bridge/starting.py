@@ -23,7 +23,7 @@ from remote_agent.base.files import atomic_write, disk_full, read_json, try_lock
 from remote_agent.base.paths import Home, JobFiles, agent_alive
 from remote_agent.base.streams import open_unix
 from remote_agent.election import authorities
-from remote_agent.wire import JobSpec, Problem, SpecError
+from remote_agent.wire import Args, JobSpec, Problem, SpecError
 
 # Many agents on one machine, or a machine that swaps: one that has ended is known at once.
 START_DEADLINE_S = 45.0
@@ -38,7 +38,7 @@ SCRIPT_MAX = 4 * 1024 * 1024
 _Answer = TypeVar("_Answer", bool, int)
 
 
-async def start(home: Home, args: dict[str, Any]) -> dict[str, Any]:
+async def start(home: Home, args: Args) -> dict[str, Any]:
     """Write the job's directory and start its agent; returns {agent_pid, script}. Raises Problem.
 
     `script`: a hash of the script's bytes where it is not synced, so that nodes can be compared; else None.
@@ -83,7 +83,7 @@ async def _lock(files: JobFiles) -> int:
         raise
 
 
-async def _start(files: JobFiles, node: str, args: dict[str, Any]) -> int | None:
+async def _start(files: JobFiles, node: str, args: Args) -> int | None:
     """Write the job's directory and start its agent; returns its pid, None where a step is to bring it."""
     try:
         _write(files, node, args)
@@ -114,7 +114,7 @@ async def _start_agent(files: JobFiles) -> int:
     return pid
 
 
-async def await_agent(home: Home, args: dict[str, Any]) -> dict[str, Any]:
+async def await_agent(home: Home, args: Args) -> dict[str, Any]:
     """Wait until the agent that a step brings accepts; returns {agent_pid}. Raises Problem."""
     files = home.job(args.get("job"))
     pid = await _until_begun(files)
@@ -122,7 +122,7 @@ async def await_agent(home: Home, args: dict[str, Any]) -> dict[str, Any]:
     return {"agent_pid": pid}
 
 
-def start_for_torchrun(files: JobFiles, args: dict[str, Any], wire: int) -> subprocess.Popen[bytes]:
+def start_for_torchrun(files: JobFiles, args: Args, wire: int) -> subprocess.Popen[bytes]:
     """Write the job's directory and start its agent as a child that has the other end of a wire; raises Problem."""
     node = str(args["node"])
     _refuse_second(files, node)
@@ -149,7 +149,7 @@ def command() -> list[str]:
     return [sys.executable, _ROOT] if os.path.isfile(_ROOT) else [sys.executable, "-m", "remote_agent"]
 
 
-def _check(home: Home, args: dict[str, Any]) -> tuple[JobFiles, str]:
+def _check(home: Home, args: Args) -> tuple[JobFiles, str]:
     spec = args.get("spec")
     node = args.get("node")
     if not isinstance(spec, dict) or not isinstance(node, str):
@@ -179,13 +179,13 @@ def _refuse_second(files: JobFiles, node: str) -> None:
         raise Problem("already_running", f"job {files.name} already has an agent here (pid {pid})", "attach to it")
 
 
-def _write(files: JobFiles, node: str, args: dict[str, Any]) -> None:
+def _write(files: JobFiles, node: str, args: Args) -> None:
     files.make()
     if args.get("cert"):
         for name, path in (("ca", files.ca), ("cert", files.cert), ("key", files.key)):
             atomic_write(path, str(args[name]).encode())
     elif files.cert.exists() and files.key.exists():
-        # A lost agent starts again: it stays who it was.
+        # A lost agent is started again: it keeps its identity.
         authorities.add(files.ca, str(args.get("ca", "")))
     else:
         raise Problem("no_certificate", f"{files.tls} has no certificate of this node", "remove it and add it again")
@@ -224,7 +224,7 @@ def _read_pid(process: subprocess.Popen[bytes]) -> int | None:
     try:
         out, _ = process.communicate(timeout=START_DEADLINE_S)
     except subprocess.TimeoutExpired as late:
-        # With what it may have forked: it leads a session of its own.
+        # Together with processes that it may have forked: it leads a session of its own.
         with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate(timeout=REAP_S)
@@ -232,7 +232,7 @@ def _read_pid(process: subprocess.Popen[bytes]) -> int | None:
         hint = "is a file system of this node slow, or hanging?"
         raise Problem("start", message, hint) from late
     text = out.split()
-    # Before it may stand what Python's own start files print.
+    # Output of Python's own start files may precede it.
     return int(text[-1]) if process.returncode == 0 and text else None
 
 

@@ -12,7 +12,7 @@ from remote_agent.coordinator import hang_watch, phases, snapshots, views
 from remote_agent.coordinator import state as s
 from remote_agent.coordinator.quorum import Group, lacking
 from remote_agent.coordinator.transitions import NOT_JOINED, Turn, lose_node, stop_group
-from remote_agent.wire import FIRST_TERM, PORTS, leases, read_conf, split_endpoint
+from remote_agent.wire import FIRST_TERM, PORTS, Args, leases, read_conf, split_endpoint
 from remote_agent.wire.events import EventType, StopCause
 
 # A store opens in milliseconds; a node that takes longer than this for it has a problem.
@@ -86,7 +86,7 @@ def prepare(turn: Turn, returned: str | None = None) -> None:
 
 
 def _is_settled(turn: Turn, ready: int) -> bool:
-    """Whether an elastic job has waited long enough for those that are still coming; they are admitted later.
+    """Whether an elastic job has waited long enough for nodes that are still coming up; those are admitted later.
 
     Only for the first group: a node of an older group may still have its workers.
     """
@@ -135,19 +135,19 @@ def _expects_more(state: s.State, ready: int) -> bool:
 
 
 def is_held(state: s.State, name: str, now: float) -> bool:
-    """Whether a node has lately known that it is ours."""
+    """Whether a node has recently confirmed that it follows this coordinator."""
     return name == state.me or now - state.nodes[name].held <= leases.HELD * state.spec.node_timeout
 
 
 def held(state: s.State, now: float) -> list[str]:
-    """Return the nodes that are connected and have lately known that they are ours, and ourselves."""
+    """Return this node and all connected nodes that have recently confirmed that they follow it."""
     return [
         name for name, node in state.nodes.items() if name == state.me or (node.connected and is_held(state, name, now))
     ]
 
 
 def held_until(state: s.State, now: float) -> float:
-    """Return until when we hold enough nodes if none of them is heard again."""
+    """Return until when we hold enough nodes if none of them sends another heartbeat."""
     ends = {name: state.nodes[name].held + leases.HELD * state.spec.node_timeout for name in held(state, now)}
     ends[state.me] = now + leases.HELD * state.spec.node_timeout
     for end in sorted(ends.values(), reverse=True):
@@ -262,7 +262,7 @@ def running_when_all_are(turn: Turn) -> None:
 
 
 def send_away(turn: Turn) -> None:
-    """Let removed nodes end, unless a group that may have formed names them: the next one may need them."""
+    """Let removed nodes exit, unless a group that may have formed contains them: the next may need their votes."""
     state = turn.state
     for name, node in state.nodes.items():
         if node.leaves and node.connected and not any(name in group.members for group in state.groups):
@@ -271,7 +271,7 @@ def send_away(turn: Turn) -> None:
 
 
 def is_full(state: s.State, name: str) -> bool:
-    """Whether there is a group without that node, and no room in it."""
+    """Whether there is a group, which does not contain that node and has no room for it."""
     active = state.phase in (s.PREPARING, s.STARTING, s.RUNNING)
     return active and name not in state.members and len(state.members) >= state.spec.max_nodes
 
@@ -299,8 +299,8 @@ def _join_timeout(state: s.State) -> float:
         return JOIN_TIMEOUT_S
 
 
-def opener_of(state: s.State) -> tuple[str, dict[str, Any]] | None:
-    """Return the node that opens the group's store, and the order to do so; None when somebody else has it."""
+def opener_of(state: s.State) -> tuple[str, Args] | None:
+    """Return the node that opens the group's store, and the order to do so; None when another process serves it."""
     first = state.members[0]
     order: dict[str, Any] = {"generation": state.generation, "host": state.nodes[first].spec.address}
     asked = state.spec.rendezvous
@@ -322,7 +322,7 @@ def opener_of(state: s.State) -> tuple[str, dict[str, Any]] | None:
 def rendezvous_of(state: s.State, port: int) -> dict[str, Any] | None:
     """Return how others can join this group: backend, endpoint, run_id, nnodes; None for a group of our own.
 
-    `port`: of the store that we opened, 0 where we did not.
+    `port`: of the store that we opened, 0 if we did not open it.
     """
     asked = state.spec.rendezvous
     if asked is None:

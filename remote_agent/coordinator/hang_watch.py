@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from remote_agent.coordinator.transitions import Turn
     from remote_agent.diagnose.hang.stalls import Stall
 
-# Of hang_after: from a group's last sign of progress to the first question, and from one question to the next.
+# Share of hang_after from a group's last sign of progress to the first round of pulses, and between two rounds.
 ASK_SHARE = 1 / 4
-# Where every rank waits it may be a slow network, which has longer.
+# If every rank waits, the network may just be slow: it gets this many times hang_after.
 NETWORK_TIMES = 3
-# The others wait for the same ranks each time they are asked, before they are called slow.
+# In so many rounds in a row the others must wait for the same ranks before those are called slow.
 SLOW_ROUNDS = 3
-# Setting a group and a model up takes fewer.
+# Setting up a group and a model takes fewer collectives than this.
 STEPPED_COLLECTIVES = 20
 
 
@@ -94,7 +94,7 @@ def on_pulses(turn: Turn, event: inputs.Pulses) -> None:
         turn.set(watch=watch)
     if stall is not None:
         patience_s = state.spec.hang_after * (NETWORK_TIMES if stall.kind == "network" else 1)
-        # Where a long wait was no hang, the next one has longer.
+        # After a long wait that was not a hang, the next one gets more time.
         if turn.now - watch.since >= max(patience_s, 2 * watch.longest_s):
             _report(turn, stall)
 
@@ -103,16 +103,16 @@ def _look_for_slow(turn: Turn) -> None:
     """Warn of stragglers, for which the others wait all the time; slow ranks are no hang."""
     ranks, watch = turn.state.ranks, turn.state.watch
     nodes = {rank: ranks[rank].node for rank in watch.now if rank in ranks}
-    found = find_straggler({rank: watch.now[rank] for rank in nodes}, nodes)
+    straggler = find_straggler({rank: watch.now[rank] for rank in nodes}, nodes)
     before = watch.slow
     rounds = 1
-    if found is not None and before is not None and found.ranks == before.ranks:
-        if found.newest == before.newest:
+    if straggler is not None and before is not None and straggler.ranks == before.ranks:
+        if straggler.newest == before.newest:
             return
         rounds += watch.slow_rounds
-    turn.set(watch=dataclasses.replace(watch, slow=found, slow_rounds=rounds))
-    if found is not None and rounds == SLOW_ROUNDS:
-        turn.warn(found.node, found.rank, "slow", found.text)
+    turn.set(watch=dataclasses.replace(watch, slow=straggler, slow_rounds=rounds))
+    if straggler is not None and rounds == SLOW_ROUNDS:
+        turn.warn(straggler.node, straggler.rank, "slow", straggler.text)
 
 
 def _look_for_loops(turn: Turn, left: frozenset[int]) -> s.Watch:
@@ -160,7 +160,7 @@ def _report(turn: Turn, stall: Stall) -> None:
         "seq": first.seq if first is not None else 0,
     }
     turn.set(incidents=number, watch=dataclasses.replace(state.watch, hang=hang, hang_at=turn.now))
-    # Times, not durations: whoever shows them knows what time it is then.
+    # Times, not durations: the document may be shown later, when a duration would be wrong.
     turn.emit(
         EventType.INCIDENT,
         **incident.to_json(),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from remote_agent.wire import NodeSpec
+    from remote_agent.wire.documents import EvidenceEntry, PlacedAnswer, RankExit, SnapshotEntry
 
 
 class Input:
@@ -72,11 +73,11 @@ class Heartbeat(Report):
     moved: bool = False
     """Its ranks have made steps, or printed something, since the last one."""
     warnings: Mapping[tuple[int, str], str] = dataclasses.field(default_factory=dict)
-    """By rank and kind: what its output shows that is no failure."""
+    """By rank and kind: what its output gives reason to warn of, which is not a failure."""
     first_step_age: float | None = None
     """Seconds since a rank there printed its first step; None: none has."""
-    snapshots: tuple[Mapping[str, Any], ...] | None = None
-    """The snapshots that it keeps; None: it says nothing about them."""
+    snapshots: tuple[SnapshotEntry, ...] | None = None
+    """The snapshots that it keeps; None: not reported."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +102,7 @@ class LastOutput(Report):
     generation: int
     of: str
     ranks: tuple[int, ...]
-    evidence: tuple[Mapping[str, Any], ...]
+    evidence: tuple[EvidenceEntry, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,14 +137,14 @@ class Prepared(GroupReport):
 class Held(GroupReport):
     """A node has looked which snapshots it has: id, path, step, time_ns and bytes of each."""
 
-    snapshots: tuple[Mapping[str, Any], ...]
+    snapshots: tuple[SnapshotEntry, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Placed(GroupReport):
-    """A member has put the chosen snapshots in place, or says what keeps it from that (`problem`)."""
+    """A member has put the chosen snapshots in place, or reports why it cannot (`problem`)."""
 
-    report: Mapping[str, Any]
+    report: PlacedAnswer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +153,7 @@ class Started(GroupReport):
 
     ranks: tuple[tuple[int, int, int], ...]
     notice: Mapping[str, str] | None = None
-    """Kind and message: by which interface other nodes reach them, where their host name does not lead there."""
+    """Kind and message: the interface that the workers use because the host name does not resolve to the address."""
     cold: str | None = None
     """Why they were started like any process; empty: they were forked from a waiting process; None: unknown."""
 
@@ -192,7 +193,7 @@ class Grouped(GroupReport):
 class Exited(GroupReport):
     """A worker ended; `age`: seconds since, `exit`: the engine's Exit with t_ns in our clock."""
 
-    exit: dict[str, Any]
+    exit: RankExit
     age: float = 0.0
 
 
@@ -201,7 +202,7 @@ class Idle(Report):
     """A node has no workers of that generation left; `exits`: the engine's Exits."""
 
     generation: int
-    exits: tuple[dict[str, Any], ...] = ()
+    exits: tuple[RankExit, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,7 +220,7 @@ class Restart(Input):
     change: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     without: tuple[str, ...] = ()
     snapshot: str = ""
-    """The id of the one to resume from; empty: the newest."""
+    """The id of the snapshot to resume from; empty: the newest."""
 
 
 @dataclasses.dataclass(frozen=True)

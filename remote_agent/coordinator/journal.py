@@ -14,34 +14,34 @@ import logging
 import os
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from remote_agent.base.files import atomic_write
 from remote_agent.base.tasks import within
 from remote_agent.wire.documents import parse_event
 from remote_agent.wire.gate import Misfit
 
+if TYPE_CHECKING:
+    from remote_agent.wire.documents import JournalEvent
+
 log = logging.getLogger(__name__)
 
-Record = dict[str, Any]
-# What a reader of `events` sees; the term is between agents.
-PUBLIC_KEYS = ("seq", "time", "type", "generation", "node", "rank", "detail")
 # Far below the limit of a frame.
 CHUNK_BYTES = 1024 * 1024
-# Before a file that could not be written is tried again, seconds.
+# The pause before writing is retried after a failure.
 RETRY_S = 5.0
 
 
-def read_records(path: Path) -> list[Record]:
+def read_records(path: Path) -> list[JournalEvent]:
     """Return the records of a journal file up to the first that cannot be read: the last line may be half-written."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         return []
-    records: list[Record] = []
+    records: list[JournalEvent] = []
     for line in data.splitlines():
         try:
-            record = dict(parse_event(line))
+            record = parse_event(line)
             if record["seq"] != len(records) + 1:
                 raise Misfit(f"has number {record['seq']}")
         except Misfit as error:
@@ -51,12 +51,16 @@ def read_records(path: Path) -> list[Record]:
     return records
 
 
-def public(record: Record) -> Record:
+def public(record: JournalEvent) -> JournalEvent:
     """Return a record as `events --json` shows it."""
-    return {key: record.get(key) for key in PUBLIC_KEYS}
+    # Without the term, and what a newer version adds: they are between agents.
+    return {
+        "seq": record["seq"], "time": record["time"], "type": record["type"], "generation": record["generation"],
+        "node": record["node"], "rank": record["rank"], "detail": record["detail"],
+    }  # fmt: skip
 
 
-def age(records: Sequence[Record]) -> tuple[int, int]:
+def age(records: Sequence[JournalEvent]) -> tuple[int, int]:
     """Return term and number of the newest of a journal's records; 0 and 0 when there is none."""
     return (int(records[-1].get("term", 0)), len(records)) if records else (0, 0)
 
@@ -96,7 +100,7 @@ class Journal:
         text = json.dumps(self.records[seq - 1], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def since(self, seq: int) -> list[Record]:
+    def since(self, seq: int) -> list[JournalEvent]:
         """Return the records after that number."""
         return self.records[max(0, seq) :]
 
@@ -104,16 +108,16 @@ class Journal:
         """Return what another journal needs to find the records that this one lacks."""
         return {"term": self.last_term, "seq": self.last_seq, "digest": self.digest(self.last_seq)}
 
-    def missing(self, tail: Mapping[str, Any]) -> tuple[bool, list[Record]]:
-        """Return what the journal with that tail lacks: True and all, where its tail is not ours."""
+    def missing(self, tail: Mapping[str, Any]) -> tuple[bool, list[JournalEvent]]:
+        """Return the records that the journal with that tail lacks; True and all records if its tail is not ours."""
         seq = int(tail["seq"])
         ours = seq <= self.last_seq and self.digest(seq) == tail["digest"]
         return not ours, self.since(seq if ours else 0)
 
-    def take(self, records: list[Record], *, reset: bool = False) -> bool:
-        """Add records that follow the last one; returns whether they do: False where some are missing before them.
+    def take(self, records: list[JournalEvent], *, reset: bool = False) -> bool:
+        """Add records that follow the last one; return False if records between that one and these are missing.
 
-        `reset`: they replace all, as no other journal has our last records.
+        `reset`: they replace all records, because no other journal has our last ones.
         """
         if reset:
             self.records = list(records)
@@ -125,8 +129,8 @@ class Journal:
             self.append(record)
         return not records or records[-1]["seq"] <= self.last_seq
 
-    def append(self, record: Record) -> None:
-        """Add the next record, in memory and in the file; one that is known already is left out."""
+    def append(self, record: JournalEvent) -> None:
+        """Add the next record, in memory and in the file; a record that is already known is ignored."""
         if record["seq"] != self.last_seq + 1:
             return
         self.records.append(record)
@@ -134,7 +138,7 @@ class Journal:
         self._wake()
 
     async def keep_written(self) -> None:
-        """Write again what a full disk has not taken, until cancelled: no record may follow that does it."""
+        """Retry what a full disk has not taken, until cancelled: there may be no further record to trigger it."""
         while True:
             await asyncio.sleep(RETRY_S)
             if self._is_behind:
@@ -160,17 +164,17 @@ class Journal:
                 self._file.close()
             self._file = None
 
-    async def follow(self, seq: int) -> AsyncGenerator[Record, None]:
+    async def follow(self, seq: int) -> AsyncGenerator[JournalEvent, None]:
         """Yield the records after that number, then each new one, until `end`.
 
         Where other records replace those at the end, they are yielded, too: a number comes a second time.
         """
-        given = self.records
+        records = self.records
         while True:
             changed = self._changed
-            if self.records is not given:
-                seq = min(seq, _same(given, self.records))
-                given = self.records
+            if self.records is not records:
+                seq = min(seq, _same(records, self.records))
+                records = self.records
             for record in self.since(seq):
                 seq = record["seq"]
                 yield record
@@ -208,15 +212,15 @@ class Journal:
             self.close()
 
 
-def _same(some: Sequence[Record], others: Sequence[Record]) -> int:
+def _same(some: Sequence[JournalEvent], others: Sequence[JournalEvent]) -> int:
     """Return how many records two journals have in common."""
     pairs = enumerate(zip(some, others))
     return next((at for at, (one, other) in pairs if one != other), min(len(some), len(others)))
 
 
-def chunks(records: list[Record]) -> Iterator[list[Record]]:
+def chunks(records: list[JournalEvent]) -> Iterator[list[JournalEvent]]:
     """Cut records into pieces that fit a frame each; at least one piece, possibly empty."""
-    chunk: list[Record] = []
+    chunk: list[JournalEvent] = []
     size = 0
     for record in records:
         length = len(json.dumps(record))

@@ -28,14 +28,14 @@ from remote_agent.coordinator.transitions import (
 )
 from remote_agent.text.names import count
 from remote_agent.wire import leases
-from remote_agent.wire.events import SNAPSHOT_UNNAMED, EventType, StopCause
+from remote_agent.wire.events import OUT_OF_GROUPS, SNAPSHOT_UNNAMED, EventType, StopCause
 
 # An agent that was started for a removed node and is not added by then is sent away.
 UNWANTED_S = 60.0
 # Members may have workers.
 ALIVE = (s.STARTING, s.RUNNING, s.STOPPING)
 STUCK = "it did not stop its workers in time"
-# Of node_timeout: there are several ticks a second, so a longer gap means that this process was suspended.
+# Share of node_timeout: there are several ticks a second, so a longer gap means that this process was suspended.
 PAUSE_SHARE = 0.25
 # A busy machine may keep a process waiting for this long.
 PAUSE_MIN_S = 2.0
@@ -58,8 +58,10 @@ def step(state: s.State, event: inputs.Input, now: float, wall_ns: int = 0) -> s
         turn.mark("idle")
         policy.after_stop(turn)
     if turn.state.phase == s.FORMING and turn.state.cause == StopCause.STOP:
-        # Asked of a coordinator that died meanwhile.
+        # The stop was requested from a coordinator that has died meanwhile.
         policy.end_stopped(turn)
+    elif turn.state.phase == s.FORMING and turn.state.me in turn.state.leaving:
+        policy.hand_over(turn)
     elif turn.state.phase == s.FORMING:
         formation.try_form(turn)
     policy.note_recovery(turn)
@@ -156,19 +158,19 @@ def on_ready(turn: Turn, event: inputs.Ready) -> None:
     node = turn.node(event.node)
     was_ready = node.ready
     turn.set_node(event.node, ready=True, nproc=event.nproc, trees=event.trees)
-    if not code_version.admits(turn, event.node) or node.status in ("removed", "failed", "draining"):
+    if not code_version.admits(turn, event.node) or node.status in OUT_OF_GROUPS:
         return
     returned = node.status == "lost"
     if node.status in ("connecting", "lost"):
         full = formation.is_full(turn.state, event.node)
-        # A new coordinator's group is the old one's: it keeps what it had.
+        # A new coordinator takes over the old one's group: its members stay, even cordoned ones.
         out = node.cordoned and (returned or event.node not in turn.state.members)
         spare = node.spec.spare or full or out
         reason = CORDONED if out else formation.FULL if full else None
         turn.set_node(event.node, status="spare" if spare else "ready", reason=reason)
         facts: dict[str, Any] = {"returned": returned, "spare": spare, "versions": dict(event.versions)}
         turn.emit(EventType.NODE_READY, node=event.node, nproc=event.nproc, **facts)
-    # One that was ready already may have been away while a group formed.
+    # A node that was ready before may have been away while a group formed.
     formation.admit(turn, event.node, StopCause.RETURNED if returned or was_ready else StopCause.JOINED)
 
 
@@ -198,13 +200,13 @@ def on_heartbeat(turn: Turn, event: inputs.Heartbeat) -> None:
     if event.moved:
         turn.set(watch=dataclasses.replace(turn.state.watch, moved_at=turn.now))
     for (rank, kind), message in event.warnings.items():
-        # A rank is compared with others: it may be another node's.
+        # A warning may come from a comparison of ranks and concern a rank of another node.
         known = turn.state.ranks.get(rank)
         turn.warn(event.node if known is None else known.node, rank, kind, message)
 
 
 def on_notice(turn: Turn, event: inputs.NodeWarning) -> None:
-    # One node's word on what all of them do is enough.
+    # What all nodes do needs to be reported by one node only.
     if event.kind != SNAPSHOT_UNNAMED or not any(kind == event.kind for *_, kind in turn.state.warnings):
         turn.warn(event.node, None, event.kind, event.message)
 
@@ -304,7 +306,7 @@ def on_assigned(turn: Turn, event: inputs.Assigned) -> None:
 
 
 def _take_ranks(turn: Turn, node: str, started: tuple[tuple[int, int, int], ...], ranks: dict[int, s.Rank]) -> None:
-    """Note which ranks a node has started; `ranks`: those known so far. One that has ended already stays as it is."""
+    """Note which ranks a node has started; `ranks`: those known so far. A rank that has ended stays as it is."""
     state = turn.state
     for rank, local_rank, pid in started:
         known = ranks.get(rank, s.Rank(rank, node, local_rank))
@@ -371,7 +373,7 @@ def _done(state: s.State, node: str) -> bool:
 def on_order_failed(turn: Turn, event: inputs.OrderFailed) -> None:
     state = turn.state
     if state.phase in (s.PREPARING, *ALIVE):
-        # Of all nodes that could not: it is one node's own failure only where it is alone.
+        # Of all nodes that could not carry it out: only if there is just one is the failure that node's own.
         turn.set(troubles={**state.troubles, event.node: event.message})
     if state.phase in (s.PREPARING, s.STARTING):
         stop_group(turn, StopCause.FAILURE)
@@ -396,13 +398,13 @@ def on_tick(turn: Turn, event: inputs.Tick) -> None:
     _keep_deadline(turn)
     policy.publish(turn)
     if turn.state.phase == s.PREPARING and turn.state.spec.snapshots:
-        # A node outside the group may have gone, or is not waited for any longer.
+        # A node outside the group may have disappeared, or the wait for it may be over.
         formation.go_when_recorded(turn)
     hang_watch.on_tick(turn)
 
 
 def _keep_quorum(turn: Turn) -> None:
-    """Stop our side while it could be the smaller one: the others may form a group of their own."""
+    """Stop our side of a split if it may be the smaller one: the others may form a group of their own."""
     state = turn.state
     if state.phase not in (s.PREPARING, s.STARTING, s.RUNNING):
         return
@@ -431,9 +433,9 @@ def _keep_deadline(turn: Turn) -> None:
 
 
 def _lose_the_stuck(turn: Turn) -> None:
-    """Lose the nodes that are not idle in time; one that is connected gets a second chance, on a new connection.
+    """Declare nodes lost that are not idle in time; one that is connected gets a second chance, on a new connection.
 
-    Its workers may live: without a connection, its lease ends them.
+    Its workers may still be alive: without a connection, the end of its lease stops them.
     """
     state = turn.state
     for name in sorted(state.waiting):

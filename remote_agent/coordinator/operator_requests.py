@@ -9,19 +9,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from remote_agent.coordinator import code_version, environment, formation, inputs, policy
 from remote_agent.coordinator import state as s
 from remote_agent.coordinator.transitions import Turn, stop_group
-from remote_agent.wire import NodeSpec, Problem
+from remote_agent.snapshots.choice import WHICH_THERE_ARE
+from remote_agent.wire import Args, NodeSpec, Problem
 from remote_agent.wire.events import EventType, StopCause
+
+if TYPE_CHECKING:
+    from remote_agent.wire.documents import RequestReply
 
 CORDONED = "cordoned: `supervisor uncordon` or `add` admits it again"
 # After this time the start may be stuck, and the operator wants a new one.
 JUST_BEGUN_S = 5.0
 ACTIVE = (s.PREPARING, s.STARTING, s.RUNNING)
-Args = Mapping[str, Any]
 Named = tuple[str, inputs.Input]
 """An input and the node that it concerns, "" for the whole job."""
 
@@ -53,17 +56,16 @@ def on_restart(turn: Turn, event: inputs.Restart) -> None:
         return
     if event.snapshot:
         if not any(one["id"] == event.snapshot for node in turn.state.nodes.values() for one in node.snapshots):
-            hint = "`supervisor snapshots` lists them"
-            turn.refuse("no_snapshot", f"no node has snapshot {event.snapshot}", hint)
+            turn.refuse("no_snapshot", f"no node has snapshot {event.snapshot}", WHICH_THERE_ARE)
             return
         turn.set(resume_from=event.snapshot)
     changes = bool(event.env or event.tree or event.snapshot)
     if not changes and _has_just_begun(turn):
-        turn.commands.append(s.Reply(True, "a new generation is starting already", turn.state.generation))
+        turn.commands.append(s.Reply(True, "a new generation is already starting", turn.state.generation))
         return
     turn.emit(EventType.RESTART_REQUESTED, operator=event.operator, snapshot=event.snapshot or None)
     if turn.state.phase not in ACTIVE:
-        turn.reply("a new generation is being formed already")
+        turn.reply("a new generation is already being formed")
         return
     turn.reply("the group restarts")
     turn.mark("cause")
@@ -71,14 +73,14 @@ def on_restart(turn: Turn, event: inputs.Restart) -> None:
 
 
 def _has_just_begun(turn: Turn) -> bool:
-    """Whether a group is being started, not for long: one more restart would change nothing."""
+    """Whether the start of a group has only just begun: one more restart would change nothing."""
     state = turn.state
     since = state.marks.get("go", turn.now) if state.phase == s.STARTING else turn.now
     return state.phase in (s.PREPARING, s.STARTING) and turn.now - since < JUST_BEGUN_S
 
 
 def _set(turn: Turn, env: Mapping[str, str | None], operator: str) -> bool:
-    """Take variables in, None: the launch's value holds again; returns whether nothing was refused."""
+    """Set variables (None: restore the value of the launch); return whether all of them were accepted."""
     state = turn.state
     for name, value in env.items():
         refused = environment.refusal(name, value)
@@ -116,14 +118,14 @@ def on_remove(turn: Turn, event: inputs.Remove) -> None:
         turn.set_node(event.node, status="draining", reason="removed by an operator")
         stop_group(turn, StopCause.REMOVED)
         return
-    turn.reply(f"{event.node} is out")
+    turn.reply(f"{event.node} is removed")
     policy.remove(turn, event.node)
     if event.node == state.me:
         policy.hand_over(turn)
 
 
 def on_add(turn: Turn, event: inputs.Add) -> None:
-    """Take a node in that is connected and ready; until then the old group continues."""
+    """Admit a node that is connected and ready; until then the old group continues."""
     if _over(turn):
         return
     state = turn.state
@@ -136,10 +138,10 @@ def on_add(turn: Turn, event: inputs.Add) -> None:
         turn.refuse("not_ready", f"{name} is not ready", hint)
         return
     if node.status == "draining":
-        turn.refuse("leaving", f"{name} is being removed", "add it once it is out")
+        turn.refuse("leaving", f"{name} is being removed", "add it once it has been removed")
         return
     if name in state.members and node.status == "running" and state.phase != s.FORMING:
-        turn.refuse("done", f"{name} is in the group already")
+        turn.refuse("done", f"{name} is already in the group")
         return
     spec = dataclasses.replace(event.spec, spare=False)
     turn.set_node(name, spec=spec, status="ready", reason=None, losses=(), cordoned=False)
@@ -158,12 +160,12 @@ def on_add(turn: Turn, event: inputs.Add) -> None:
 
 
 def on_cordon(turn: Turn, event: inputs.Cordon) -> None:
-    """Admit a node no more once it is outside the group, or again; restarts keep those that are inside."""
+    """Cordon or uncordon a node: outside the group it is then not admitted, inside it stays across restarts."""
     if _over(turn) or not _known(turn, event.node):
         return
     name, node = event.node, turn.node(event.node)
     if node.cordoned == event.on or node.status == "removed":
-        what = "removed" if node.status == "removed" else "cordoned already" if event.on else "not cordoned"
+        what = "removed" if node.status == "removed" else "already cordoned" if event.on else "not cordoned"
         turn.refuse("done", f"{name} is {what}")
         return
     outside = name not in turn.state.members
@@ -231,8 +233,8 @@ def _read_remove(args: Args, state: s.State) -> list[Named]:
 def _read_add(args: Args, state: s.State) -> list[Named]:
     names = _names(args)
     specs = {name: node.spec for name, node in state.nodes.items()}
-    given = [NodeSpec(**spec) for spec in args.get("specs") or [args.get("spec")] if spec is not None]
-    specs.update({spec.name: spec for spec in given})
+    new = [NodeSpec(**spec) for spec in args.get("specs") or [args.get("spec")] if spec is not None]
+    specs.update({spec.name: spec for spec in new})
     for name in names:
         if name not in specs:
             raise Problem("unknown_node", f"no node {name!r} in this job")
@@ -256,18 +258,18 @@ def _read_stop(args: Args, state: s.State) -> list[Named]:
     return [("", inputs.Stop(bool(args.get("kill")), _operator(args), str(args.get("preempted") or "")))]
 
 
-def answer(replies: Sequence[tuple[str, s.Reply | None]]) -> dict[str, Any]:
-    """Return the answer to a request, with one entry for each node where it names several; raises Problem for a no."""
-    given = [(name, reply) for name, reply in replies if reply is not None]
-    accepted = [reply for _, reply in given if reply.accepted]
+def answer(replies: Sequence[tuple[str, s.Reply | None]]) -> RequestReply:
+    """Return the answer to a request, with an entry for each of several nodes; raises Problem for a refusal."""
+    answers = [(name, reply) for name, reply in replies if reply is not None]
+    accepted = [reply for _, reply in answers if reply.accepted]
     if not accepted:
-        refused = given[0][1] if given else s.Reply(False, "no reply", kind="internal")
-        raise Problem(refused.kind, "; ".join(reply.message for _, reply in given) or refused.message, refused.hint)
+        refused = answers[0][1] if answers else s.Reply(False, "no reply", kind="internal")
+        raise Problem(refused.kind, "; ".join(reply.message for _, reply in answers) or refused.message, refused.hint)
     message = "; ".join(reply.message for reply in accepted)
-    whole = {"accepted": True, "message": message, "generation": accepted[-1].generation}
-    if len(given) > 1:
+    whole: RequestReply = {"accepted": True, "message": message, "generation": accepted[-1].generation}
+    if len(answers) > 1:
         whole["nodes"] = {
-            name: {"accepted": reply.accepted, "message": reply.message, "hint": reply.hint} for name, reply in given
+            name: {"accepted": reply.accepted, "message": reply.message, "hint": reply.hint} for name, reply in answers
         }
     return whole
 

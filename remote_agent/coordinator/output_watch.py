@@ -15,11 +15,11 @@ from typing import Any
 from remote_agent.coordinator.state import HEARTBEAT_S
 from remote_agent.text.names import name_ranks
 
-# Steps with the same loss on all ranks, of this many values at least, before it counts as one loss.
+# How many steps must have the same loss on all ranks, with how many different values, before a difference counts.
 PROOF_STEPS, PROOF_VALUES = 50, 10
-# Steps with another loss on the same ranks, in a row.
+# How many steps in a row must have another loss on the same ranks.
 APART_STEPS = 3
-# Steps that some ranks have reported and others not yet.
+# How many steps are remembered that some ranks have reported and others not yet.
 MAX_OPEN = 64
 MAX_NAMED = 3
 Warnings = dict[tuple[int, str], str]
@@ -51,15 +51,17 @@ class Losses:
         """Of the last steps, where their ranks differed: the step, the ranks by loss, the loss of each rank."""
 
     def read(self, generation: int, ranks: Mapping[str, Any]) -> Warnings:
-        """Take what a node's ranks of this generation say; returns what there is to warn of, known things too."""
+        """Take the reports of a node's ranks of this generation; return all warnings, including earlier ones."""
         if generation != self._generation:
             self._begin(generation)
         for rank, one in ranks.items():
             for step, loss in one.get("losses") or ():
                 self._reporters.add(int(rank))
                 self._open.setdefault(int(step), {})[int(rank)] = str(loss)
-        found: Warnings = {(int(rank), "nan"): str(one["warning"]) for rank, one in ranks.items() if one.get("warning")}
-        whole = [step for step, said in self._open.items() if len(said) == len(self._reporters) > 1]
+        warnings: Warnings = {
+            (int(rank), "nan"): str(one["warning"]) for rank, one in ranks.items() if one.get("warning")
+        }
+        whole = [step for step, losses in self._open.items() if len(losses) == len(self._reporters) > 1]
         for step in whole:
             self._compare(step, self._open[step])
         # A rank that has not reported an earlier step by now never will.
@@ -68,42 +70,42 @@ class Losses:
         for step in steps[: max(done, len(steps) - MAX_OPEN)]:
             del self._open[step]
         if len(self._apart) == APART_STEPS:
-            step, groups, said = self._apart[0]
-            found[groups[1][0], "loss"] = _text(step, groups, said)
-        return found
+            step, groups, losses = self._apart[0]
+            warnings[groups[1][0], "loss"] = _text(step, groups, losses)
+        return warnings
 
-    def _compare(self, step: int, said: dict[int, str]) -> None:
+    def _compare(self, step: int, losses: dict[int, str]) -> None:
         by_loss: dict[Decimal, list[int]] = {}
-        for rank in sorted(said):
-            by_loss.setdefault(Decimal(said[rank]), []).append(rank)
+        for rank in sorted(losses):
+            by_loss.setdefault(Decimal(losses[rank]), []).append(rank)
         if len(by_loss) == 1:
             self._apart = self._apart if len(self._apart) == APART_STEPS else []
             self._same += 1
             if len(self._values) < PROOF_VALUES:
-                self._values.add(said[min(said)])
+                self._values.add(losses[min(losses)])
         elif self._same < PROOF_STEPS or len(self._values) < PROOF_VALUES:
             self._same, self._values = 0, set()
         elif max(by_loss) - min(by_loss) > max(map(_last_place, by_loss)) and len(self._apart) < APART_STEPS:
             groups = sorted(by_loss.values(), key=lambda ranks: (-len(ranks), ranks))
             if self._apart and _odd(self._apart[-1][1]) != _odd(groups):
                 self._apart = []
-            self._apart.append((step, groups, said))
+            self._apart.append((step, groups, losses))
 
 
 def _odd(groups: list[list[int]]) -> set[int]:
-    """Return the ranks that are not of the largest group."""
+    """Return the ranks that are not in the largest group."""
     return {rank for ranks in groups[1:] for rank in ranks}
 
 
 def _last_place(loss: Decimal) -> Decimal:
-    """Return what rounding may have changed."""
+    """Return by how much rounding may have changed a loss."""
     return Decimal((0, (1,), int(loss.as_tuple().exponent)))
 
 
-def _text(step: int, groups: list[list[int]], said: Mapping[int, str]) -> str:
+def _text(step: int, groups: list[list[int]], losses: Mapping[int, str]) -> str:
     """Return which ranks have which loss; the largest group comes last."""
     most, *odd = groups
-    named = [f"{said[ranks[0]]} on {name_ranks(ranks)}" for ranks in [*odd[: MAX_NAMED - 1], most]]
+    named = [f"{losses[ranks[0]]} on {name_ranks(ranks)}" for ranks in [*odd[: MAX_NAMED - 1], most]]
     more = f" (and {len(odd) - MAX_NAMED + 1} more)" if len(odd) >= MAX_NAMED else ""
     doubt = ", and no majority shows which is wrong" if len(odd[0]) == len(most) else ""
     return f"loss differs from about step {step} on: {', '.join(named)}{more}; it was the same on all before{doubt}"

@@ -12,7 +12,7 @@ from remote_agent.coordinator import code_version, views
 from remote_agent.coordinator import state as s
 from remote_agent.coordinator.formation import patience, send_away
 from remote_agent.coordinator.quorum import without
-from remote_agent.coordinator.transitions import QUARANTINE_WINDOW_S, WITHIN, fail_node
+from remote_agent.coordinator.transitions import QUARANTINE_WINDOW_S, WITHIN, Turn, fail_node
 from remote_agent.diagnose.evidence import JobContext, RankEvidence
 from remote_agent.diagnose.hang.loops import missing_in
 from remote_agent.diagnose.hang.stalls import find_stall, missing_of
@@ -22,11 +22,11 @@ from remote_agent.wire.events import HOST_NAME, EventType, StopCause
 
 if TYPE_CHECKING:
     from remote_agent.coordinator import inputs
-    from remote_agent.coordinator.transitions import Turn
+    from remote_agent.wire.documents import IncidentDocument, LastOutputDetail, MissingRanks
 
-# A script that prints no step counts as having made none only this long after its start.
+# A script that prints no steps counts as being before its first step only for this long after its start.
 EARLY_S = 60.0
-# What a machine can cause by itself. All else follows the script from node to node, and blames no machine.
+# Categories that a machine can cause by itself. Any other failure follows the script from node to node.
 MACHINE_FAULTS = frozenset(
     {"cuda_error", "host_oom_kill", "bus_error_shm", "disk_full", "nccl_system_error", "dataloader_worker_killed"}
 )
@@ -34,7 +34,7 @@ MACHINE_FAULTS = frozenset(
 QUARANTINE_FAULTS = 3
 # Most groups have stopped by then, and what fails together is reported together; an operator hardly notices this delay.
 PUBLISH_AFTER_S = 0.5
-# How a process ends by itself; all other signals come from outside.
+# The signals by which a process ends itself (None: it exits); all others come from outside.
 OWN_ENDS = frozenset({None, "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT"})
 
 
@@ -50,23 +50,35 @@ def after_stop(turn: Turn) -> None:
     for output in state.last_output if failed else ():
         report_last_output(turn, output)
     turn.set(preliminary=None, last_output=())
-    if not _came_early(state):
-        turn.set(fingerprint=None, suspects=())
-    for name in state.members:
-        if turn.node(name).status == "running":
-            turn.set_node(name, status="ready")
-    is_left_out = incident is not None and _leave_out(turn, incident)
-    for name in sorted(turn.state.leaving):
-        if turn.node(name).status != "removed":
+    _close(turn)
+    for name in sorted(turn.state.leaving, key=lambda name: name == turn.state.me):
+        if name == turn.state.me and successor(turn.state) is None:
+            # The others may be back in a moment.
+            turn.warn(name, None, "removal", f"{name} is removed once another node can take over as coordinator")
+        elif turn.node(name).status != "removed":
             remove(turn, name)
     if cause == StopCause.STOP:
         end_stopped(turn)
-    elif incident is None or incident.category == "node_lost" or is_left_out or _charge(turn, incident):
+    elif incident is None or _continues(turn, incident):
         _form_again(turn)
 
 
+def _continues(turn: Turn, incident: Incident) -> bool:
+    """Take the consequences of a failure; return False when the job ended."""
+    return incident.category == "node_lost" or _leave_out(turn, incident) or _charge(turn, incident)
+
+
+def _close(turn: Turn) -> None:
+    """Note that the members run no ranks any more, and whether the group had come further than earlier ones."""
+    if not _came_early(turn.state):
+        turn.set(fingerprint=None, suspects=())
+    for name in turn.state.members:
+        if turn.node(name).status == "running":
+            turn.set_node(name, status="ready")
+
+
 def _ends(state: s.State) -> dict[str, Any]:
-    """Return what no other record has, and what a verdict from the files of a failed group needs.
+    """Return what a verdict from the files of a failed group needs and no other record contains.
 
     left: rank, time, and when its script was over, of those that ended well; stopped: rank, time, code, signal, and
     when it had raised, its script was over, and we asked it to end, of those that we ended; clocks: by node, what
@@ -75,7 +87,8 @@ def _ends(state: s.State) -> dict[str, Any]:
     ends = sorted(state.exits.items())
     left = [[rank, ended["t_ns"], ended.get("over_ns")] for rank, ended in ends if ended["code"] == 0]
     stopped = [
-        [rank, ended["t_ns"], ended["code"], ended["signal"], (ended.get("error") or {}).get("timestamp_ns"),
+        [rank, ended["t_ns"], ended["code"], ended["signal"],
+         error["timestamp_ns"] if (error := ended.get("error")) else None,
          ended.get("over_ns"), ended.get("asked_ns")]
         for rank, ended in ends
         if ended.get("stopped_by_us")
@@ -97,13 +110,16 @@ def publish(turn: Turn) -> None:
     if not known or (before is not None and before.known == known):
         return
     incident = _judge(state, turn.wall_ns)
-    turn.set(preliminary=s.Preliminary(incident.id, incident.fingerprint, known))
+    trial = Turn(state, turn.now, turn.wall_ns)
+    _close(trial)
+    is_last = not _continues(trial, incident)
+    turn.set(preliminary=s.Preliminary(incident.id, incident.fingerprint, known, is_last))
     if before is None or before.fingerprint != incident.fingerprint:
         _report(turn, incident, preliminary=True)
 
 
 def end_stopped(turn: Turn) -> None:
-    """End the job as it was asked for; where its allocation ended, with an incident that says so."""
+    """End the job as requested; if its allocation ended, with an incident that says so."""
     reason = turn.state.preempted or "an operator stopped the job"
     if turn.state.preempted:
         _report(turn, _preempted(turn.state, turn.wall_ns))
@@ -120,17 +136,19 @@ def _is_failure(state: s.State) -> bool:
 
 def _report(turn: Turn, incident: Incident, preliminary: bool = False) -> Incident:
     turn.set(incidents=incident.id)
-    facts: dict[str, Any] = {**incident.to_json(), "fingerprint": incident.fingerprint}
-    turn.emit(EventType.INCIDENT, **{**facts, "preliminary": True} if preliminary else facts)
+    facts: IncidentDocument = {**incident.to_json(), "fingerprint": incident.fingerprint}
+    if preliminary:
+        facts["preliminary"] = True
+    turn.emit(EventType.INCIDENT, **facts)
     return incident
 
 
 def report_last_output(turn: Turn, output: inputs.LastOutput) -> None:
     """Write to the journal what a lost node's ranks wrote last: it adds to the incident of their group."""
-    detail: dict[str, Any] = {
+    detail: LastOutputDetail = {
         "kept_by": output.node,
         "ranks": list(output.ranks),
-        "evidence": list(map(dict, output.evidence)),
+        "evidence": list(output.evidence),
     }
     turn.write(s.Emit(EventType.LAST_OUTPUT, output.generation, output.of, detail=detail))
 
@@ -150,12 +168,12 @@ def _leave_out(turn: Turn, incident: Incident) -> bool:
 
 
 def _blame(turn: Turn, name: str, incident: Incident) -> str:
-    """Count failures for reasons of a machine; returns why the node is left out, or "" for one that stays."""
+    """Count failures that a machine caused; return why the node is left out, or "" if it stays."""
     if incident.category not in MACHINE_FAULTS:
         return ""
     recent = [blame for blame in turn.state.blames if turn.now - blame[0] < QUARANTINE_WINDOW_S]
     turn.set(blames=(*recent, (turn.now, name)))
-    # Where other nodes fail too, it is the script or what they share.
+    # If other nodes fail too, the cause is the script or something that the nodes share.
     alone = all(node == name for _, node in turn.state.blames)
     faults = len(turn.state.blames)
     return f"caused {faults} failures {WITHIN}" if alone and faults >= QUARANTINE_FAULTS else ""
@@ -180,7 +198,7 @@ def _charge(turn: Turn, incident: Incident) -> bool:
     state = turn.state
     early = _came_early(state) and incident.exit_signal is None
     alone = _can_do_without(state, incident)
-    # What a script does follows it to the next node; of machines, several may have the same fault.
+    # A fault of the script follows it to the next node, but several machines may have the same fault.
     is_machine = alone is not None and incident.category in MACHINE_FAULTS
     if early and incident.fingerprint == state.fingerprint and not is_machine:
         reason = f"the same failure twice in a row before the first step: {incident.summary}"
@@ -208,11 +226,12 @@ def _is_early(state: s.State, at: float) -> bool:
 
 def note_recovery(turn: Turn) -> None:
     """Write to the journal, once, that a group makes steps again, or has run for a minute without showing one."""
-    state, incident = turn.state, turn.state.incident or {}
-    if state.phase != s.RUNNING or incident.get("state") != OPEN or incident.get("ongoing"):
+    state, incident = turn.state, turn.state.incident
+    is_open = incident is not None and incident.get("state") == OPEN and not incident.get("ongoing")
+    if state.phase != s.RUNNING or not is_open:
         return
     if not _is_early(state, turn.now):
-        how = "has made a step" if state.stepped else f"has run for {EARLY_S:.0f} s, and shows no steps"
+        how = "has made a step" if state.stepped else f"has run for {EARLY_S:.0f} s without showing steps"
         turn.emit(EventType.INCIDENT_HEALED, reason=f"generation {state.generation} {how}")
 
 
@@ -225,9 +244,9 @@ def remove(turn: Turn, name: str) -> None:
 
 
 def _form_again(turn: Turn) -> None:
-    state = turn.state
-    turn.set(phase=s.FORMING, deadline=patience(turn), leaving=frozenset(), alone_since=None)
-    if state.me in state.leaving:
+    leaving = turn.state.leaving & {turn.state.me}
+    turn.set(phase=s.FORMING, deadline=patience(turn), leaving=leaving, alone_since=None)
+    if leaving:
         hand_over(turn)
 
 
@@ -247,12 +266,13 @@ def successor(state: s.State) -> str | None:
 
 
 def hand_over(turn: Turn) -> None:
-    """Give the role away; nothing is formed here any more."""
-    chosen = successor(turn.state)
+    """Hand the role over, once another node can take it; this coordinator forms no further group."""
+    chosen, me = successor(turn.state), turn.state.me
     if chosen is None:
-        turn.end("failed", "no node is left to take over")
         return
-    turn.set(phase=s.ENDED, ended=None)
+    if turn.node(me).status != "removed":
+        remove(turn, me)
+    turn.set(phase=s.ENDED, ended=None, leaving=frozenset())
     turn.commands.append(s.HandOver(chosen))
 
 
@@ -263,8 +283,8 @@ def _judge(state: s.State, now_ns: int) -> Incident:
         for rank, ended in sorted(state.exits.items())
     ]
     evidence += [
-        RankEvidence(rank=None, node=node, tail=f"could not carry out the order: {said}")
-        for node, said in state.troubles.items()
+        RankEvidence(rank=None, node=node, tail=f"could not carry out the order: {trouble}")
+        for node, trouble in state.troubles.items()
     ]
     host_notes: dict[str, list[str]] = {}
     clock_error_ms: dict[str, float] = {}
@@ -289,7 +309,7 @@ def _judge(state: s.State, now_ns: int) -> Incident:
     return verdict(evidence, context)
 
 
-def _last_seen(state: s.State) -> dict[str, Any] | None:
+def _last_seen(state: s.State) -> MissingRanks | None:
     """Return which ranks were missing when all were last asked; None where none was, or the answers are incomplete."""
     watch = state.watch
     left = frozenset(number for number, rank in state.ranks.items() if rank.state == "succeeded")

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from remote_agent.coordinator import inputs
 from remote_agent.coordinator import state as s
@@ -17,9 +17,10 @@ from remote_agent.coordinator.machine import step
 from remote_agent.coordinator.operator_requests import ACTIVE, VERBS
 from remote_agent.coordinator.quorum import Group, first
 from remote_agent.wire import JobSpec, NodeSpec
-from remote_agent.wire.events import ENDED_STATES, EventType
+from remote_agent.wire.events import ENDED_STATES, LIVE_RANKS, EventType
 
-Document = Mapping[str, Any]
+if TYPE_CHECKING:
+    from remote_agent.wire.documents import NodeStatus, Status
 
 
 class Preview(NamedTuple):
@@ -35,7 +36,7 @@ class Preview(NamedTuple):
         return self.after.members if self.after.phase in ACTIVE else ()
 
 
-def preview(status: Document, op: str, names: Sequence[str]) -> Preview:
+def preview(status: Status, op: str, names: Sequence[str]) -> Preview:
     """Return what `op` of these nodes leads to; nodes to be added count as ready, as they are brought up first."""
     before = state = _read_status(status)
     if op == "add":
@@ -64,12 +65,12 @@ def preview(status: Document, op: str, names: Sequence[str]) -> Preview:
     return Preview(before, state, tuple(replies))
 
 
-def _read_status(status: Document) -> s.State:
+def _read_status(status: Status) -> s.State:
     """Return the coordinator's state as far as its status document shows it."""
     described = list(status.get("nodes") or ())
     generation = int(status.get("generation", -1))
     grouped = [node for node in described if node.get("group_rank") is not None and node.get("ranks")]
-    members = tuple(str(node["name"]) for node in sorted(grouped, key=lambda node: int(node["group_rank"])))
+    members = tuple(node["name"] for node in sorted(grouped, key=lambda node: node["group_rank"] or 0))
     ranks = {
         int(rank["rank"]): s.Rank(int(rank["rank"]), str(node["name"]), number, rank.get("pid"), str(rank.get("state")))
         for node in grouped
@@ -78,7 +79,7 @@ def _read_status(status: Document) -> s.State:
     phase = s.FORMING
     if status.get("state") in ENDED_STATES:
         phase = s.ENDED
-    elif any(rank.state in ("starting", "running", "silent") for rank in ranks.values()):
+    elif any(rank.state in LIVE_RANKS for rank in ranks.values()):
         phase = s.RUNNING
     spec = JobSpec(
         job=str(status.get("job", "")),
@@ -103,7 +104,7 @@ def _read_status(status: Document) -> s.State:
     )
 
 
-def _read_node(node: Document, generation: int) -> s.Node:
+def _read_node(node: NodeStatus, generation: int) -> s.Node:
     state = str(node.get("state", ""))
     connected = state in ("ready", "running", "draining", "spare")
     ranks = node.get("ranks") or ()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from remote_agent.wire.events import EventType
 
 if TYPE_CHECKING:
-    from remote_agent.coordinator.journal import Record
+    from remote_agent.wire.documents import JournalEvent
 
 Votes = Mapping[str, str]
 """By node: its disk."""
@@ -47,7 +47,7 @@ class Group:
 
     @property
     def needed(self) -> str:
-        """Which nodes are enough, in words."""
+        """Return which nodes are a quorum, in words."""
         names = sorted(self.members)
         if len(names) == 1:
             return names[0]
@@ -72,7 +72,7 @@ Groups = tuple[Group, ...]
 
 
 def lacking(groups: Groups, votes: Votes, dead: Collection[str] = ()) -> Group | None:
-    """Return the first group of which these nodes are not enough; None: they may form the next one.
+    """Return the first group of which these nodes are not a quorum; None: they may form the next one.
 
     Without any group nobody may.
     """
@@ -97,7 +97,7 @@ class Tally:
             self.newest, self.groups = newest, groups
 
     def lacking(self, dead: Collection[str] = ()) -> Group | None:
-        """Return the first group of which the votes are not enough; None: the candidate is elected."""
+        """Return the first group of which the voters are not a quorum; None: the candidate is elected."""
         return lacking(self.groups, self.votes, dead)
 
 
@@ -106,7 +106,7 @@ def first(node: str, disk: str) -> Groups:
     return (Group(-1, 0, {node: disk}, (node, disk), formed=True),)
 
 
-def apply(groups: Groups, record: Record) -> Groups:
+def apply(groups: Groups, record: JournalEvent) -> Groups:
     """Return the groups after one more record of the journal."""
     kind = record["type"]
     if kind == EventType.JOB_STARTED:
@@ -130,7 +130,7 @@ def without(groups: Groups, generation: int, term: int) -> Groups:
     return groups[:-1] if gave_up else groups
 
 
-def in_journal(records: Sequence[Record]) -> Groups:
+def in_journal(records: Sequence[JournalEvent]) -> Groups:
     """Return the groups of a whole journal."""
     at = len(records) - 1
     while at >= 0 and records[at]["type"] != EventType.GENERATION_STARTED:

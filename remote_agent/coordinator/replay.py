@@ -5,18 +5,27 @@ In: JobSpec and journal records. Out: a State: for a new job, for a takeover, or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.coordinator import quorum
 from remote_agent.coordinator import state as s
 from remote_agent.diagnose.incidents import after_event
+from remote_agent.snapshots.choice import Skipped
 from remote_agent.wire import FIRST_TERM, JobSpec, NodeSpec
 from remote_agent.wire.events import EventType, StopCause, phases_of
 
 if TYPE_CHECKING:
-    from remote_agent.coordinator.journal import Record
+    from remote_agent.wire.documents import (
+        EnvironmentSetDetail,
+        ExitStatus,
+        GenerationRunningDetail,
+        GenerationStartedDetail,
+        JournalEvent,
+        RanksAssignedDetail,
+        TreeChangedDetail,
+    )
 
 
 def initial(spec: JobSpec, me: str, now: float, disk: str = "") -> s.State:
@@ -30,7 +39,9 @@ def _named(spec: JobSpec) -> dict[str, s.Node]:
     return {} if spec.endpoint else {node.name: s.Node(node) for node in spec.nodes}
 
 
-def take_over(spec: JobSpec, me: str, term: int, records: Iterable[Record], now: float, away_s: float = 0.0) -> s.State:
+def take_over(
+    spec: JobSpec, me: str, term: int, records: Iterable[JournalEvent], now: float, away_s: float = 0.0
+) -> s.State:
     """Return the state for a new coordinator: the last group is to be stopped, where it ran, and formed again.
 
     `away_s`: seconds since the old coordinator was last heard.
@@ -56,12 +67,12 @@ def take_over(spec: JobSpec, me: str, term: int, records: Iterable[Record], now:
 
 
 def _expected(node: s.Node, seen: float) -> s.Node:
-    """Return a node from which the new coordinator has not heard yet; one with an nproc has been connected before."""
+    """Return a node that has not joined the new coordinator yet; one with an nproc has been connected before."""
     status = "connecting" if node.status in ("running", "ready", "spare", "draining", "connecting") else node.status
     return replace(node, status=status, seen=seen, incarnation="before" if node.nproc else "")
 
 
-def fold(spec: JobSpec, records: Iterable[Record], me: str = "") -> s.State:
+def fold(spec: JobSpec, records: Iterable[JournalEvent], me: str = "") -> s.State:
     """Return the state that the journal shows."""
     state = _empty(spec, me)
     for record in records:
@@ -69,7 +80,7 @@ def fold(spec: JobSpec, records: Iterable[Record], me: str = "") -> s.State:
     return state
 
 
-def folds(spec: JobSpec, records: Iterable[Record]) -> Iterator[s.State]:
+def folds(spec: JobSpec, records: Iterable[JournalEvent]) -> Iterator[s.State]:
     """Yield the state after each record of the journal."""
     state = _empty(spec, "")
     for record in records:
@@ -81,7 +92,7 @@ def _empty(spec: JobSpec, me: str) -> s.State:
     return s.State(spec=spec, me=me, term=0, nodes=_named(spec))
 
 
-def _apply(state: s.State, record: Record) -> s.State:
+def _apply(state: s.State, record: JournalEvent) -> s.State:
     term = max(state.term, int(record.get("term", 0)))
     incident = after_event(state.incident, record)
     state = replace(state, term=term, incident=incident, groups=quorum.apply(state.groups, record))
@@ -96,25 +107,26 @@ def _with_node(state: s.State, name: str, **changes: Any) -> s.State:
     return replace(state, nodes={**state.nodes, name: replace(node, **changes)})
 
 
-def _node_joined(state: s.State, record: Record) -> s.State:
+def _node_joined(state: s.State, record: JournalEvent) -> s.State:
     spec = NodeSpec.from_json(record["detail"]["spec"])
     return replace(state, nodes={**state.nodes, spec.name: s.Node(spec)})
 
 
-def _node_ready(state: s.State, record: Record) -> s.State:
-    node = state.nodes.get(record["node"])
+def _node_ready(state: s.State, record: JournalEvent) -> s.State:
+    node = state.nodes.get(str(record["node"]))
     spare = record["detail"].get("spare", node is not None and node.spec.spare)
     status = "spare" if spare else "ready"
-    return _with_node(state, record["node"], status=status, reason=None, nproc=record["detail"]["nproc"])
+    return _with_node(state, str(record["node"]), status=status, reason=None, nproc=record["detail"]["nproc"])
 
 
-def _node_lost(state: s.State, record: Record) -> s.State:
+def _node_lost(state: s.State, record: JournalEvent) -> s.State:
     reason = str(record["detail"].get("reason"))
     status = str(record["detail"]["status"])
-    return _with_node(state.with_killed(record["node"]), record["node"], status=status, reason=reason)
+    node = str(record["node"])
+    return _with_node(state.with_killed(node), node, status=status, reason=reason)
 
 
-def _node_added(state: s.State, record: Record) -> s.State:
+def _node_added(state: s.State, record: JournalEvent) -> s.State:
     spec = NodeSpec.from_json(record["detail"]["spec"])
     known = state.nodes.get(spec.name, s.Node(spec))
     node = replace(known, spec=spec, status="ready", reason=None, nproc=record["detail"]["nproc"], cordoned=False)
@@ -123,20 +135,20 @@ def _node_added(state: s.State, record: Record) -> s.State:
     return replace(state, nodes=nodes, spec=replace(state.spec, max_nodes=room))
 
 
-def _node_cordoned(state: s.State, record: Record) -> s.State:
+def _node_cordoned(state: s.State, record: JournalEvent) -> s.State:
     on = record["type"] == EventType.NODE_CORDONED
-    return _with_node(state, record["node"], cordoned=on, status=str(record["detail"]["status"]))
+    return _with_node(state, str(record["node"]), cordoned=on, status=str(record["detail"]["status"]))
 
 
-def _generation_proposed(state: s.State, record: Record) -> s.State:
+def _generation_proposed(state: s.State, record: JournalEvent) -> s.State:
     members = tuple(name for name in record["detail"]["members"] if name in state.nodes)
     for name in members:
         state = _with_node(state, name, status="running", reason=None)
     return replace(state, phase=s.PREPARING, generation=record["generation"], members=members, ranks={}, phases={})
 
 
-def _generation_started(state: s.State, record: Record) -> s.State:
-    detail = record["detail"]
+def _generation_started(state: s.State, record: JournalEvent) -> s.State:
+    detail: GenerationStartedDetail = record["detail"]
     members = [member for member in detail["members"] if member["node"] in state.nodes]
     ranks: dict[int, s.Rank] = {}
     names = {member["node"] for member in members}
@@ -162,36 +174,38 @@ def _generation_started(state: s.State, record: Record) -> s.State:
     )
 
 
-def _ranks_assigned(state: s.State, record: Record) -> s.State:
+def _ranks_assigned(state: s.State, record: JournalEvent) -> s.State:
     ranks = {number: rank for number, rank in state.ranks.items() if rank.node != record["node"]}
-    for number, local_rank, pid in record["detail"]["ranks"]:
-        ranks[number] = s.Rank(number, record["node"], local_rank, pid)
-    return replace(state, ranks=ranks, world_size=record["detail"]["world_size"])
+    detail: RanksAssignedDetail = record["detail"]
+    for number, local_rank, pid in detail["ranks"]:
+        ranks[number] = s.Rank(number, str(record["node"]), local_rank, pid)
+    return replace(state, ranks=ranks, world_size=detail["world_size"])
 
 
-def _generation_running(state: s.State, record: Record) -> s.State:
-    pids: Mapping[str, int] = record["detail"].get("pids", {})
+def _generation_running(state: s.State, record: JournalEvent) -> s.State:
+    detail: GenerationRunningDetail = record["detail"]
+    pids = detail.get("pids", {})
     ranks = {
         number: replace(
             rank, pid=pids.get(str(number), rank.pid), state="running" if rank.state == "starting" else rank.state
         )
         for number, rank in state.ranks.items()
     }
-    for name, start in record["detail"].get("starts", {}).items():
+    for name, start in detail.get("starts", {}).items():
         if name in state.nodes:
             state = _with_node(state, name, cold=start["why"])
     return _phases(replace(state, phase=s.RUNNING, ranks=ranks), record)
 
 
-def _phases(state: s.State, record: Record) -> s.State:
+def _phases(state: s.State, record: JournalEvent) -> s.State:
     return replace(state, phases={**state.phases, **phases_of(record["detail"])})
 
 
-def _rank_failed(state: s.State, record: Record) -> s.State:
-    rank = state.ranks.get(record["rank"])
+def _rank_failed(state: s.State, record: JournalEvent) -> s.State:
+    rank = None if record["rank"] is None else state.ranks.get(record["rank"])
     if rank is None or record["generation"] != state.generation:
         return state
-    ended = record["detail"]["exit"]
+    ended: ExitStatus = record["detail"]["exit"]
     failed = replace(rank, state="failed", code=ended["code"], signal=ended["signal"])
     return replace(state, ranks={**state.ranks, rank.rank: failed})
 
@@ -203,23 +217,24 @@ def _none_running(state: s.State) -> s.State:
     return state
 
 
-def _environment_set(state: s.State, record: Record) -> s.State:
-    detail = record["detail"]
-    return replace(state, env=dict(detail["env"]), env_from=int(detail["from_generation"]))
+def _environment_set(state: s.State, record: JournalEvent) -> s.State:
+    detail: EnvironmentSetDetail = record["detail"]
+    return replace(state, env=detail["env"], env_from=detail["from_generation"])
 
 
-def _tree_changed(state: s.State, record: Record) -> s.State:
-    trees = tuple(s.Version(str(digest), int(since_ns)) for digest, since_ns in record["detail"]["trees"])
+def _tree_changed(state: s.State, record: JournalEvent) -> s.State:
+    detail: TreeChangedDetail = record["detail"]
+    trees = tuple(s.Version(digest, since_ns) for digest, since_ns in detail["trees"])
     return replace(state, trees=trees, fingerprint=None)
 
 
-def _warning(state: s.State, record: Record) -> s.State:
+def _warning(state: s.State, record: JournalEvent) -> s.State:
     detail = record["detail"]
     key = (str(record["node"]), record["rank"], str(detail.get("kind", "nan")))
     return replace(state, warnings={**state.warnings, key: str(detail["message"])})
 
 
-def _ended(state: s.State, record: Record) -> s.State:
+def _ended(state: s.State, record: JournalEvent) -> s.State:
     how = record["type"].split("_", 1)[1]
     ranks = state.ranks
     if how == "succeeded":
@@ -229,14 +244,14 @@ def _ended(state: s.State, record: Record) -> s.State:
 
 
 # What each event changes.
-FOLDS: dict[str, Callable[[s.State, Record], s.State]] = {
+FOLDS: dict[str, Callable[[s.State, JournalEvent], s.State]] = {
     EventType.JOB_STARTED: lambda state, record: replace(state, started_at=record["time"]),
     EventType.NODE_JOINED: _node_joined,
     EventType.NODE_READY: _node_ready,
     EventType.NODE_LOST: _node_lost,
     EventType.NODE_FAILED: _node_lost,
     EventType.NODE_REMOVED: lambda state, record: _with_node(
-        state, record["node"], status="removed", reason=record["detail"].get("reason")
+        state, str(record["node"]), status="removed", reason=record["detail"].get("reason")
     ),
     EventType.NODE_ADDED: _node_added,
     EventType.NODE_CORDONED: _node_cordoned,
@@ -258,7 +273,7 @@ FOLDS: dict[str, Callable[[s.State, Record], s.State]] = {
         state, resume_from=str(record["detail"].get("snapshot") or "")
     ),
     EventType.SNAPSHOTS_CHOSEN: lambda state, record: replace(
-        state, resume_from="", skipped=tuple((one[0], one[1]) for one in record["detail"]["skipped"])
+        state, resume_from="", skipped=Skipped.noted(record["detail"])
     ),
     EventType.INCIDENT: lambda state, record: replace(state, incidents=record["detail"]["id"]),
     EventType.WARNING: _warning,

@@ -8,14 +8,17 @@ member that cannot is left out, so ranks never resume from different ones.**
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from remote_agent.coordinator import state as s
 from remote_agent.coordinator import views
 from remote_agent.coordinator.transitions import Turn, give_up_on, stop_group
-from remote_agent.snapshots.rules import slot_of
-from remote_agent.wire.events import EventType, StopCause
+from remote_agent.snapshots.choice import choose
+from remote_agent.wire.events import SNAPSHOT_NOT_KEPT, EventType, StopCause
+
+if TYPE_CHECKING:
+    from remote_agent.wire.documents import OfferedSnapshot, PlacedAnswer
 
 # A member may have to read a snapshot of many gigabytes that was written just before the group stopped.
 ANSWER_S = 120.0
@@ -34,8 +37,12 @@ def ask(turn: Turn, names: Iterable[str]) -> None:
     connected = [name for name in names if state.nodes[name].connected]
     waiting = frozenset((*state.resume.asked, *connected))
     turn.set(resume=s.Resume(asked=waiting, asked_at=turn.now))
+    # Ranks may save once more when they are stopped, which must not push out what was asked for.
+    offered = _offered(state)
+    named = next((one for one in offered if one["id"] == state.resume_from), None)
+    keep = [one["id"] for one in choose(offered, state.skipped, named)]
     for name in connected:
-        turn.send(name, "snapshots", generation=state.generation)
+        turn.send(name, "snapshots", generation=state.generation, keep=keep if named is not None else [])
     turn.set(deadline=turn.now + ANSWER_S)
 
 
@@ -67,46 +74,38 @@ def _have_answered(turn: Turn) -> bool:
 
 def _choose(turn: Turn) -> None:
     state = turn.state
-    chosen = choose(state)
-    begin = next((one["time_ns"] for one in chosen if one["id"] == state.resume_from), None)
-    if begin is not None:
-        # Going back and then to a newer one again makes those in between count again.
-        before = (each for each in state.skipped if not each[0] < begin <= each[1])
-        turn.set(skipped=(*before, (begin, turn.wall_ns)))
+    offered = _offered(state)
+    named = next((one for one in offered if one["id"] == state.resume_from), None)
+    if state.resume_from and named is None:
+        message = f"no node has snapshot {state.resume_from} any more: the group resumes from the newest"
+        turn.warn(state.me, None, SNAPSHOT_NOT_KEPT, message)
+    chosen = choose(offered, state.skipped, named)
     members = frozenset(state.members if chosen else ())
     resume = dataclasses.replace(state.resume, chosen=tuple(chosen), placing=members)
     turn.set(resume=resume, resume_from="")
     if not chosen:
         return
+    turn.set(skipped=state.skipped.after(chosen, named, turn.wall_ns))
     size = sum(int(one["bytes"]) for one in chosen)
     turn.set(deadline=turn.now + PLACE_S + size / PLACE_BYTES_S)
+    skipped = [list(span) for span in turn.state.skipped.spans]
     for name in state.members:
-        turn.send(name, "restore", generation=state.generation, snapshots=chosen)
+        turn.send(name, "restore", generation=state.generation, snapshots=chosen, skipped=skipped)
 
 
-def choose(state: s.State) -> list[dict[str, Any]]:
-    """Return the newest snapshot of each series, or the one that the operator named and the newest older ones.
-
-    Each with `holders`: the connected nodes that have it, members of the group first.
-    """
-    versions: dict[str, dict[str, Any]] = {}
+def _offered(state: s.State) -> list[OfferedSnapshot]:
+    """Return what connected nodes have, each with the nodes that have it, members of the group first."""
+    versions: dict[str, OfferedSnapshot] = {}
     names = [*state.members, *(name for name in state.nodes if name not in state.members)]
     for name in names:
         for one in state.nodes[name].snapshots if state.nodes[name].connected else ():
             known = versions.setdefault(one["id"], {**one, "holders": []})
             known["time_ns"] = max(known["time_ns"], one["time_ns"])
             known["holders"].append(name)
-    named = versions.get(state.resume_from)
-    newest: dict[str, dict[str, Any]] = {}
-    for one in sorted(versions.values(), key=lambda each: (each["time_ns"], each["id"])):
-        if named is not None and one["time_ns"] > named["time_ns"]:
-            continue
-        if one is named or not views.is_skipped(state, one["time_ns"]):
-            newest[slot_of(one["path"])] = one
-    return list(newest.values())
+    return list(versions.values())
 
 
-def on_placed(turn: Turn, node: str, report: Mapping[str, Any]) -> None:
+def on_placed(turn: Turn, node: str, report: PlacedAnswer) -> None:
     """Note that a member has the chosen snapshots in place; one that has not is left out of the group."""
     state, resume = turn.state, turn.state.resume
     # An answer to an older order does not answer this one.
@@ -115,14 +114,14 @@ def on_placed(turn: Turn, node: str, report: Mapping[str, Any]) -> None:
     if report.get("problem"):
         _leave_out(turn, [node], f"the snapshot is not in place: {report['problem']}")
         return
-    placed = {**resume.placed, node: dict(report)}
+    placed = {**resume.placed, node: report}
     turn.set(resume=dataclasses.replace(resume, placing=resume.placing - {node}, placed=placed))
     if not turn.state.resume.placing:
         turn.emit(
             EventType.SNAPSHOTS_CHOSEN,
-            snapshots=[{key: one[key] for key in views.NAMED} for one in resume.chosen or ()],
+            snapshots=[views.named(one) for one in resume.chosen or ()],
             placed={name: one for name, one in placed.items() if one.get("placed") or one.get("aside")},
-            skipped=[list(each) for each in state.skipped],
+            skipped=[list(span) for span in state.skipped.spans],
         )
 
 

@@ -9,12 +9,22 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
+from remote_agent.snapshots.choice import NOTHING_SKIPPED, Skipped
+
 if TYPE_CHECKING:
     from remote_agent.coordinator.inputs import LastOutput
     from remote_agent.coordinator.quorum import Groups, Votes
     from remote_agent.diagnose.hang.loops import Loop
     from remote_agent.diagnose.hang.stragglers import Straggler
     from remote_agent.wire import JobSpec, NodeSpec
+    from remote_agent.wire.documents import (
+        IncidentDocument,
+        JournalEvent,
+        OfferedSnapshot,
+        PlacedAnswer,
+        RankExit,
+        SnapshotEntry,
+    )
     from remote_agent.wire.events import EventType
 
 FORMING = "forming"
@@ -45,12 +55,12 @@ class Node:
     seen: float = 0.0
     joined: float = 0.0
     held: float = 0.0
-    """When this node last knew that it is ours: the basis of quorum."""
+    """When this node last confirmed that it follows this coordinator: the basis of quorum."""
     losses: tuple[float, ...] = ()
     trees: tuple[str, ...] = ()
     """Digests of the work trees that its workers can start from."""
     lacks: bool = False
-    """The tree of the next group is not among them: it is not ready before it has it."""
+    """The tree of the next group is not among them, so the node is not ready until it has that tree."""
     notice: Mapping[str, str] | None = None
     """What its agent has said about the newest group's network: kind and message."""
     cold: str | None = None
@@ -60,8 +70,8 @@ class Node:
     leaves: bool = False
     """It was removed, and stays only until a group without it has formed."""
     cordoned: bool = False
-    """By an operator: it is not admitted to the group; inside it, it stays across restarts."""
-    snapshots: tuple[Mapping[str, Any], ...] = ()
+    """An operator has cordoned it: it is not admitted to a group, but stays in its current one across restarts."""
+    snapshots: tuple[SnapshotEntry, ...] = ()
     """The snapshots that it keeps: id, path, step, time_ns and bytes of each."""
 
     @property
@@ -96,7 +106,7 @@ class Watch:
     """By rank: the pulses of the last round."""
     now: Mapping[int, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     suspect: bool = False
-    """They gave reason to read the stacks, too."""
+    """The pulses gave reason to read the stacks, too."""
     key: str = ""
     """What delays the group, since `since`; empty: nothing."""
     since: float = 0.0
@@ -104,7 +114,7 @@ class Watch:
     """missing, group and seq of the hang in the journal, while it lasts."""
     hang_at: float = 0.0
     longest_s: float = 0.0
-    """The longest wait that looked like a hang and was none."""
+    """The longest wait that looked like a hang but was not."""
     slow: Straggler | None = None
     """The straggler of the last `slow_rounds` rounds."""
     slow_rounds: int = 0
@@ -119,11 +129,11 @@ class Resume:
     asked: frozenset[str] = frozenset()
     """Nodes that have yet to say which they have."""
     asked_at: float = 0.0
-    chosen: tuple[Mapping[str, Any], ...] | None = None
+    chosen: tuple[OfferedSnapshot, ...] | None = None
     """Once all have answered: one of each series, with the nodes that hold it."""
     placing: frozenset[str] = frozenset()
     """Members that have yet to put them in place."""
-    placed: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    placed: Mapping[str, PlacedAnswer] = dataclasses.field(default_factory=dict)
     """By member: what it had to do, and how long that took."""
 
 
@@ -133,7 +143,9 @@ class Preliminary(NamedTuple):
     id: int
     fingerprint: str
     known: int
-    """How many failures of ranks and nodes it was judged from."""
+    """How many failures of ranks and nodes it is based on."""
+    is_last: bool
+    """Whether the job ends with it."""
 
 
 class Version(NamedTuple):
@@ -146,7 +158,7 @@ class Version(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """All that the coordinator decides upon."""
+    """Everything on which the coordinator bases its decisions."""
 
     spec: JobSpec
     me: str
@@ -166,68 +178,68 @@ class State:
     grouped: frozenset[int] = frozenset()
     """Ranks of the newest generation whose init_process_group has returned."""
     phases: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """What the start of the newest generation was spent on so far, in milliseconds, as far as its ranks show it."""
+    """The phases of the newest generation's start so far, in milliseconds, as far as its ranks show them."""
     cause: str | None = None
     """Why the group is being stopped: failure, node_lost, restart, removed, added, returned, stop, quorum, paused."""
     leaving: frozenset[str] = frozenset()
     marks: Mapping[str, float] = dataclasses.field(default_factory=dict)
     rendezvous: Mapping[str, Any] | None = None
-    """How torch's agents of this group find each other; None where the coordinator forms it."""
+    """How torch's agents of this group find each other; None if the coordinator forms the group."""
     world_size: int | None = None
-    """Where torch formed the group: ranks in all, those of nodes that are not ours included."""
-    exits: Mapping[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    """If torch formed the group: the number of ranks, including those of foreign nodes."""
+    exits: Mapping[int, RankExit] = dataclasses.field(default_factory=dict)
     lost: Mapping[str, tuple[int, str]] = dataclasses.field(default_factory=dict)
     """Nodes lost in this generation: wall clock ns of the last sign of life, and reason."""
     troubles: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Nodes that could not carry out an order of this generation, with their messages."""
     watch: Watch = Watch()
     warnings: Mapping[tuple[str, int | None, str], str] = dataclasses.field(default_factory=dict)
-    """By node, rank and kind: what the journal warns of. Without a rank: of the node."""
+    """By node, rank and kind: the warnings in the journal. Without a rank, a warning is about the node."""
     stepped: bool = False
     fingerprint: str | None = None
-    """Of the last failure before the first step; None after any other outcome."""
+    """The fingerprint of the last failure if it came before the first step; None after any other outcome."""
     suspects: tuple[str, ...] = ()
     """Nodes that have failed alone since a group last made a step."""
     incidents: int = 0
-    incident: dict[str, Any] | None = None
+    incident: IncidentDocument | None = None
     preliminary: Preliminary | None = None
-    """Where the group that is being stopped has an incident already; a new coordinator begins another one."""
+    """Set if the group that is being stopped already has an incident; a new coordinator begins another one."""
     ended: str | None = None
     failure: str | None = None
     """Why the job failed, in words."""
     started_at: str | None = None
     ticked: float | None = None
-    """When time last passed here; a gap means that this process was suspended."""
+    """The time of the last tick; a gap means that this process was suspended."""
     alone_since: float | None = None
-    """Since when fewer nodes than needed are there."""
+    """Since when fewer nodes than needed are available."""
     enough_since: float | None = None
     """Since when min_nodes have been ready for generation 0."""
     preempted: str = ""
     """What is ending the allocation that the job runs in."""
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """What operators have set for the workers of all groups from `env_from` on, over those of the launch."""
+    """Variables that operators have set for the workers of all groups from `env_from` on, over those of the launch."""
     env_from: int = 0
     trees: tuple[Version, ...] = ()
     """The work tree before, and that of the next group; empty: that of the launch."""
     tree_new_since: int | None = None
-    """The generation that ran when it was asked for, until a later one has made a step; None: it is not new."""
+    """The generation that ran when the tree was requested, until a later one makes a step; None: it is not new."""
     groups: Groups = ()
-    """Those that may have formed: what a next one depends on."""
+    """The groups that may have formed, on which the next one depends."""
     recorded: frozenset[str] = frozenset()
     """Nodes that have the newest proposal on disk."""
     port: int | None = None
-    """Of the store of the group that is being prepared, once it is open; 0: it is not ours."""
+    """The port of the store of the group that is being prepared, once it is open; 0: the store is not ours."""
     given_up: frozenset[str] = frozenset()
-    """Nodes that an operator called dead: no quorum counts them."""
+    """Nodes that an operator declared dead: no quorum counts them."""
     resume: Resume = Resume()
     resume_from: str = ""
     """The snapshot that an operator has named for the next group."""
-    skipped: tuple[tuple[int, int], ...] = ()
-    """Times in ns between which snapshots do not count: an operator has gone back behind them."""
+    skipped: Skipped = NOTHING_SKIPPED
+    """The snapshots that do not count: an operator has gone back to an earlier one."""
     last_output: tuple[LastOutput, ...] = ()
     """What lost nodes' ranks wrote last, until the incident of their group is written."""
     blames: tuple[tuple[float, str], ...] = ()
-    """When a failure that a machine can cause by itself was found on which node."""
+    """When, and on which node, there was a failure that a machine can cause by itself."""
 
     def ranks_per_node(self) -> dict[str, list[int]]:
         """Return the numbers of the ranks that each node has."""
@@ -260,6 +272,13 @@ class Emit:
     node: str | None = None
     rank: int | None = None
     detail: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def record(self, seq: int, time: str) -> JournalEvent:
+        """Return the record of the journal, which gets its term where it is written."""
+        return {
+            "seq": seq, "time": time, "type": str(self.type), "generation": self.generation, "node": self.node,
+            "rank": self.rank, "detail": dict(self.detail),
+        }  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

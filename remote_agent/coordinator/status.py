@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from remote_agent.coordinator import replay, views
 from remote_agent.coordinator import state as s
@@ -15,18 +15,31 @@ from remote_agent.wire.events import Condition, StopCause
 from remote_agent.wire.status_diff import changes
 
 if TYPE_CHECKING:
-    from remote_agent.coordinator.journal import Record
     from remote_agent.wire import JobSpec
+    from remote_agent.wire.documents import (
+        GpuVitals,
+        HistoryItem,
+        JournalEvent,
+        NodeFacts,
+        NodeStatus,
+        NodeVitals,
+        RankFacts,
+        RankProgress,
+        RankStatus,
+        RankVitals,
+        Status,
+    )
 
 # A rank without output for this long is called silent.
 SILENT_AFTER_S = 60.0
-# To start ranks takes milliseconds.
+# Starting ranks takes milliseconds.
 START_S = 1.0
-Facts = Mapping[str, Mapping[str, Any]]
+Vitals = TypeVar("Vitals", "NodeVitals", "GpuVitals", "RankVitals")
+Facts = Mapping[str, "NodeFacts"]
 
 
 def job_state(state: s.State) -> str:
-    """Return the job's state in the contract's word."""
+    """Return the job's state as the contract names it."""
     if state.phase == s.ENDED:
         return state.ended or "running"
     if state.phase == s.RUNNING:
@@ -38,11 +51,10 @@ def job_state(state: s.State) -> str:
 
 def condition(state: s.State) -> Condition:
     """Return what the job is doing: the only rule for every screen, document and report."""
-    stops_for_good = state.cause == StopCause.FAILURE and state.restarts >= state.spec.max_restarts
     if state.phase == s.ENDED:
         # Without an end, the role is being handed over.
         return Condition(state.ended or Condition.RESTARTING)
-    if state.cause == StopCause.STOP or (state.phase == s.STOPPING and stops_for_good):
+    if state.cause == StopCause.STOP or (state.phase == s.STOPPING and views.is_last(state)):
         return Condition.STOPPING
     if state.phase == s.STOPPING:
         return Condition.RESTARTING
@@ -63,8 +75,8 @@ def _waits_for_imports(state: s.State) -> bool:
 
 
 def _condition_of_group(state: s.State) -> Condition:
-    incident = state.incident or {}
-    if incident.get("ongoing") and incident.get("generation") == state.generation:
+    incident = state.incident
+    if incident is not None and incident.get("ongoing") and incident["generation"] == state.generation:
         return Condition.HUNG
     if _is_importing(state):
         return Condition.IMPORTING
@@ -77,12 +89,12 @@ def _is_importing(state: s.State) -> bool:
     # The journal alone does not show it.
     if began is None or (state.ticked or began) - began > SILENT_AFTER_S:
         return False
-    shown = "process_group" in state.phases or state.stepped or watch.moved_at > began
-    return not shown and not any(one["groups"] for one in watch.now.values())
+    has_progress = "process_group" in state.phases or state.stepped or watch.moved_at > began
+    return not has_progress and not any(one["groups"] for one in watch.now.values())
 
 
 def _wanted_nodes(state: s.State) -> int:
-    """Return how many nodes the group would have if all were well; what operators took out is not wanted."""
+    """Return how many nodes the group would have if all were well; nodes that operators took out do not count."""
     wanted = [
         name
         for name, node in state.nodes.items()
@@ -91,11 +103,11 @@ def _wanted_nodes(state: s.State) -> int:
     return min(state.spec.max_nodes, len(wanted))
 
 
-def document(state: s.State, facts: Facts, coordinator: str | None, now: float | None = None) -> dict[str, Any]:
+def document(state: s.State, facts: Facts, coordinator: str | None, now: float | None = None) -> Status:
     """Return the status document; facts by node: agent_pid, clock_offset_ms, clock_error_ms, generation, vitals,
     ranks {rank: {step, …}}.
 
-    now: makes vitals as much older as it is after a node's `heard_at`.
+    now: the age of vitals grows by the time since a node's `heard_at`.
     """
     median = _median_position(state, facts, now)
     ranks: dict[str, list[s.Rank]] = {}
@@ -132,9 +144,9 @@ def document(state: s.State, facts: Facts, coordinator: str | None, now: float |
     }
 
 
-def history(spec: JobSpec, records: list[Record]) -> Iterator[dict[str, Any]]:
+def history(spec: JobSpec, records: list[JournalEvent]) -> Iterator[HistoryItem]:
     """Yield, for each record that changed the status, its `seq` and the `changes`, as far as the journal shows it."""
-    last: dict[str, Any] = {}
+    last: Status = {}
     for record, state in zip(records, replay.folds(spec, records)):
         status = document(state, {}, None)
         changed = changes(last, status)
@@ -143,16 +155,16 @@ def history(spec: JobSpec, records: list[Record]) -> Iterator[dict[str, Any]]:
             yield {"seq": record["seq"], "changes": changed}
 
 
-def _live(state: s.State, facts: Mapping[str, Any]) -> Mapping[str, Any]:
+def _live(state: s.State, facts: NodeFacts) -> Mapping[str, RankFacts]:
     """Return what a node reports of its ranks; a heartbeat of an older generation does not count."""
     return facts.get("ranks", {}) if facts.get("generation") == state.generation else {}
 
 
-def _late_s(facts: Mapping[str, Any], now: float | None) -> float:
+def _late_s(facts: NodeFacts, now: float | None) -> float:
     return 0.0 if now is None else max(0.0, now - facts.get("heard_at", now))
 
 
-def _position(live: Mapping[str, Any], late_s: float) -> float | None:
+def _position(live: RankFacts, late_s: float) -> float | None:
     """Return the step that a rank has reached by now: nodes report once a second, one after the other."""
     step = live.get("step")
     pace = (live.get("progress") or {}).get("steps_s") or 0.0
@@ -168,11 +180,11 @@ def _median_position(state: s.State, facts: Facts, now: float | None) -> float |
 def _node(
     state: s.State,
     node: s.Node,
-    facts: Mapping[str, Any],
+    facts: NodeFacts,
     ranks: list[s.Rank],
     median: float | None,
     now: float | None,
-) -> dict[str, Any]:
+) -> NodeStatus:
     live = _live(state, facts)
     late_s = _late_s(facts, now)
     return {
@@ -188,24 +200,24 @@ def _node(
         "agent_pid": facts.get("agent_pid") if node.connected or node.name == state.me else None,
         "clock_offset_ms": facts.get("clock_offset_ms"),
         "clock_error_ms": facts.get("clock_error_ms"),
-        "vitals": _older(facts.get("vitals"), late_s),
+        "vitals": _older_node(facts.get("vitals"), late_s),
         "start": None if node.cold is None else {"warm": not node.cold, "why": node.cold},
         "standby": facts.get("standby"),
         "ranks": [_rank(state, rank, live.get(str(rank.rank), {}), median, late_s) for rank in ranks],
     }
 
 
-def _older(vitals: Mapping[str, Any] | None, late_s: float) -> Mapping[str, Any] | None:
-    """Return vitals, those of a node with its GPUs, as old as they are by now."""
-    if vitals is None or not late_s:
-        return vitals
-    older = {**vitals, "age_s": round(vitals["age_s"] + late_s, 1)}
-    if "gpus" in vitals:
-        older["gpus"] = [_older(gpu, late_s) for gpu in vitals["gpus"]]
-    return older
+def _older_node(vitals: NodeVitals | None, late_s: float) -> NodeVitals | None:
+    """Return the vitals of a node and its GPUs with their present age."""
+    older = None if vitals is None else _older(vitals, late_s)
+    return {**older, "gpus": [_older(gpu, late_s) for gpu in older["gpus"]]} if older and "gpus" in older else older
 
 
-def _rank(state: s.State, rank: s.Rank, live: Mapping[str, Any], median: float | None, late_s: float) -> dict[str, Any]:
+def _older(vitals: Vitals, late_s: float) -> Vitals:
+    return {**vitals, "age_s": round((vitals["age_s"] or 0.0) + late_s, 1)} if late_s else vitals
+
+
+def _rank(state: s.State, rank: s.Rank, live: RankFacts, median: float | None, late_s: float) -> RankStatus:
     age = live.get("last_output_age_s")
     age = None if age is None else round(age + late_s, 2)
     hang = state.watch.hang if state.phase == s.RUNNING else None
@@ -222,11 +234,11 @@ def _rank(state: s.State, rank: s.Rank, live: Mapping[str, Any], median: float |
         "step": live.get("step"),
         "last_output_age_s": age,
         "progress": _progress(live, median, late_s),
-        "vitals": _older(live.get("vitals"), late_s),
+        "vitals": _older(vitals, late_s) if (vitals := live.get("vitals")) is not None else None,
     }
 
 
-def _progress(live: Mapping[str, Any], median: float | None, late_s: float) -> dict[str, Any] | None:
+def _progress(live: RankFacts, median: float | None, late_s: float) -> RankProgress | None:
     """Return what its node reports of a rank's progress, and lag, the whole steps behind the ranks' median."""
     position, progress = _position(live, late_s), live.get("progress") or {}
     if position is None and all(value is None for value in progress.values()):
@@ -256,7 +268,7 @@ def _plan(state: s.State) -> str | None:
 
 
 def _meeting(state: s.State) -> str:
-    """Say where torch's agents meet, for those who want to join."""
+    """Return where torch's agents meet, for a torchrun that is to join."""
     if state.rendezvous is None:
         return ""
     joining = state.rendezvous

@@ -6,24 +6,28 @@ In: a State and now. Out: the changed State and its commands.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from remote_agent.coordinator import state as s
+from remote_agent.coordinator.quorum import lacking
 from remote_agent.diagnose.incidents import after_event, iso_time
 from remote_agent.wire.events import EventType, StopCause
 
+if TYPE_CHECKING:
+    from remote_agent.wire.documents import RankExit
+
 # A node that is lost this often in this time is left out until an operator adds it again.
 QUARANTINE_LOSSES = 3
-# As long as an operator may take to notice; a node that fails less often costs less than its absence.
+# As long as an operator may take to notice. A node that fails less often is better kept than left out.
 QUARANTINE_WINDOW_S = 600.0
 WITHIN = f"in {QUARANTINE_WINDOW_S / 60:.0f} minutes"
-# On top of the workers' own grace: collecting stacks, reaping, the way back.
+# In addition to the workers' grace period: collecting stacks, reaping, and the way of the report.
 STOP_MARGIN_S = 45.0
-# Why a node that had to join again is lost: the coordinator is another one, or was suspended.
+# Why a node is lost that should have joined again, because the coordinator is a new one or was suspended.
 NOT_JOINED = "it did not join the coordinator"
-# Of a kind: a loss of NaN reaches all ranks, and the first few are enough.
+# Warnings of one kind: a NaN loss reaches all ranks, and the first few are enough.
 MAX_WARNINGS = 8
-# When an operator asks for an immediate end.
+# The grace period when an operator asks for an immediate end.
 KILL_GRACE_S = 0.0
 
 
@@ -60,9 +64,7 @@ class Turn:
     def write(self, fact: s.Emit) -> None:
         """Write a fact to the journal; the newest incident changes with it, as in a state read from the journal."""
         self.commands.append(fact)
-        time = iso_time(self.wall_ns)
-        record = {"type": fact.type, "generation": fact.generation, "time": time, "detail": fact.detail}
-        self.set(incident=after_event(self.state.incident, record))
+        self.set(incident=after_event(self.state.incident, fact.record(0, iso_time(self.wall_ns))))
 
     def warn(self, node: str, rank: int | None, kind: str, message: str) -> None:
         """Write a warning about a rank or node to the journal: once per kind, at most MAX_WARNINGS per kind."""
@@ -83,7 +85,7 @@ class Turn:
         """Refuse the operator's request."""
         self.commands.append(s.Reply(False, message, self.state.generation, kind, hint))
 
-    def record_exit(self, node: str, ended: dict[str, Any]) -> bool:
+    def record_exit(self, node: str, ended: RankExit) -> bool:
         """Note how a rank ended, once; return whether it failed by itself."""
         number = int(ended["rank"])
         known = self.state.ranks.get(number)
@@ -92,15 +94,15 @@ class Turn:
         code, signal, ours = ended.get("code"), ended.get("signal"), bool(ended.get("stopped_by_us"))
         failed = code != 0 and not ours
         outcome = "succeeded" if code == 0 else "failed" if failed else "killed"
-        rank = s.Rank(number, node, int(ended["local_rank"]), ended.get("pid"), outcome, code, signal)
+        rank = s.Rank(number, node, int(ended["local_rank"] or 0), ended.get("pid"), outcome, code, signal)
         self.set(ranks={**self.state.ranks, number: rank})
         if code != 0:
             self.set(exits={**self.state.exits, number: {**ended, "node": node}})
         elif not ours:
-            # Where others fail later, it may have left too early; its output is of no interest.
+            # If others fail later, this rank may have exited too early; its output does not matter.
             self.set(exits={**self.state.exits, number: {**ended, "node": node, "error": None, "tail": "", "nccl": ""}})
         if failed:
-            error = ended.get("error") or {}
+            error = ended.get("error")
             self.emit(
                 EventType.RANK_FAILED,
                 node=node,
@@ -111,32 +113,45 @@ class Turn:
                 sent=ended.get("sent"),
                 time_ns=ended.get("t_ns"),
                 shift_ns=ended.get("shift_ns", 0),
-                raised_ns=error.get("timestamp_ns"),
+                raised_ns=error["timestamp_ns"] if error else None,
                 over_ns=ended.get("over_ns"),
-                message=error.get("message"),
+                message=error["message"] if error else None,
                 notes=ended.get("notes", []),
             )
         return failed
 
     def end(self, how: str, reason: str) -> None:
-        """End the job: succeeded, failed or stopped."""
+        """End the job: succeeded, failed or stopped.
+
+        Where those in reach are no quorum, the others may form a group without them, and have not heard of the end.
+        """
+        untold = self._untold()
+        reason += f"; {' '.join(untold)} cannot be reached and may continue" if untold else ""
         self.set(phase=s.ENDED, ended=how, deadline=None, failure=reason if how == "failed" else None)
-        self.emit(EventType(f"job_{how}"), reason=reason, restarts=self.state.restarts)
+        detail: dict[str, Any] = {"untold": untold} if untold else {}
+        self.emit(EventType(f"job_{how}"), reason=reason, restarts=self.state.restarts, **detail)
         for name, node in self.state.nodes.items():
             if node.connected:
                 self.send(name, "end", state=how)
             if node.status in ("running", "draining"):
                 self.set_node(name, status="ready")
 
+    def _untold(self) -> list[str]:
+        """Return the nodes out of reach that may form the next group; none while those in reach are a quorum."""
+        state = self.state
+        reached = state.disks([name for name, node in state.nodes.items() if node.connected or name == state.me])
+        group = lacking(state.groups, reached, state.given_up)
+        return sorted(set(group.members) - set(reached)) if group is not None and state.groups else []
 
-def way_back(name: str, reason: str) -> str:
+
+def with_remedy(name: str, reason: str) -> str:
     """Return why a node is left out for good, and what an operator does once it is repaired."""
     return f"{reason}; `supervisor add --node {name}` brings it back"
 
 
 def fail_node(turn: Turn, name: str, reason: str) -> None:
     """Leave a node without workers out until an operator adds it; its agent stays."""
-    reason = way_back(name, reason)
+    reason = with_remedy(name, reason)
     turn.set_node(name, status="failed", reason=reason)
     turn.emit(EventType.NODE_FAILED, node=name, reason=reason, status="failed")
 
@@ -171,7 +186,7 @@ def _order_stop(turn: Turn, grace: float, collect: bool) -> None:
 
 def give_up_on(turn: Turn, name: str, reason: str) -> None:
     """Exclude a node from future groups; its agent is alive, so we still wait until its workers are gone."""
-    node, state, reason = turn.node(name), turn.state, way_back(name, reason)
+    node, state, reason = turn.node(name), turn.state, with_remedy(name, reason)
     turn.set_node(name, status="failed", reason=reason)
     alive_ns = turn.wall_ns - int((turn.now - node.seen) * 1e9)
     turn.emit(EventType.NODE_LOST, node=name, reason=reason, status="failed", alive_ns=alive_ns)
@@ -198,7 +213,7 @@ def lose_node(turn: Turn, name: str, reason: str, *, status: str = "lost") -> No
         status, reason = "failed", f"quarantined: lost {len(losses)} times {WITHIN}, last: {reason}"
     if node.status == "draining":
         status = "removed"
-    reason = way_back(name, reason) if status == "failed" else reason
+    reason = with_remedy(name, reason) if status == "failed" else reason
     changes = {"connected": False, "ready": False, "running": None}
     turn.set_node(name, status=status, reason=reason, losses=losses, **changes)
     kind = EventType.NODE_FAILED

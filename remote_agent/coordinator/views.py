@@ -6,15 +6,17 @@ fold of its journal.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from remote_agent.coordinator import state as s
 from remote_agent.coordinator.quorum import lacking
+from remote_agent.wire.events import StopCause
+
+if TYPE_CHECKING:
+    from remote_agent.wire.documents import SnapshotEntry, SnapshotStatus, TreeStatus, TreeVersion
 
 # Of a digest, for people.
 SHORT = 8
-# What the journal and the status say about a snapshot.
-NAMED = ("id", "path", "step", "bytes", "time_ns")
 
 
 def floor(state: s.State) -> int:
@@ -82,12 +84,13 @@ def current(state: s.State) -> s.Version:
     return state.trees[-1] if state.trees else s.Version(state.spec.tree_digest, state.spec.created_ns)
 
 
-def tree_status(state: s.State) -> dict[str, Any] | None:
+def tree_status(state: s.State) -> TreeStatus | None:
     """Return the work tree as the status document shows it; None where it is not synced."""
     if state.spec.tree is None or not (now := current(state)).digest:
         return None
-    before = state.trees[0]._asdict() if state.trees else None
-    return {"name": state.spec.tree, **now._asdict(), "previous": before}
+    before = state.trees[0] if state.trees else None
+    previous: TreeVersion | None = before and {"digest": before.digest, "since_ns": before.since_ns}
+    return {"name": state.spec.tree, "digest": now.digest, "since_ns": now.since_ns, "previous": previous}
 
 
 def origin(state: s.State) -> str:
@@ -98,17 +101,30 @@ def origin(state: s.State) -> str:
     return f" from work tree {state.trees[-1].digest[:SHORT]}{way_back}"
 
 
-def kept_snapshots(state: s.State) -> list[dict[str, Any]]:
+def kept_snapshots(state: s.State) -> list[SnapshotStatus]:
     """Return the snapshots that the nodes keep, oldest first, as the status shows them."""
-    versions: dict[str, dict[str, Any]] = {}
+    versions: dict[str, SnapshotStatus] = {}
     for name, node in state.nodes.items():
         for one in node.snapshots:
-            known = versions.setdefault(one["id"], {**{key: one[key] for key in NAMED}, "nodes": []})
+            skipped = state.skipped.has(one)
+            known = versions.setdefault(one["id"], {**named(one), "nodes": [], "skipped": skipped})
             known["nodes"] += [name] if node.connected else []
-    shown = [{**one, "skipped": is_skipped(state, one["time_ns"])} for one in versions.values() if one["nodes"]]
-    return sorted(shown, key=lambda one: (one["time_ns"], one["id"]))
+    snapshots = [one for one in versions.values() if one["nodes"]]
+    return sorted(snapshots, key=lambda one: (one["time_ns"], one["id"]))
 
 
-def is_skipped(state: s.State, time_ns: int) -> bool:
-    """Whether an operator has gone back behind a snapshot of that time."""
-    return any(begin < time_ns <= end for begin, end in state.skipped)
+def named(one: SnapshotEntry) -> SnapshotEntry:
+    """Return what the journal and the status say about a snapshot."""
+    return {
+        "id": one["id"], "path": one["path"], "step": one["step"], "exact": bool(one.get("exact")),
+        "bytes": one["bytes"], "time_ns": one["time_ns"],
+    }  # fmt: skip
+
+
+def is_last(state: s.State) -> bool:
+    """Return whether no group follows the one that is being stopped, as far as is known."""
+    if state.preliminary is not None:
+        return state.preliminary.is_last
+    # The verdict may still find one node at fault, or the new work tree.
+    is_certain = not state.blames and not state.suspects and has_proven_tree(state)
+    return state.cause == StopCause.FAILURE and state.restarts >= state.spec.max_restarts and is_certain

@@ -1,6 +1,6 @@
 """Which other rank the text of an exception calls the one at fault.
 
-In: the text, the rank that raised it. Out: `named` and `peer` of its finding.
+In: the text, the rank that raised it. Out: `named`, `peer` or `awaited` of its finding.
 """
 
 from __future__ import annotations
@@ -11,6 +11,10 @@ from typing import Any
 from remote_agent.text.names import read_number
 
 _RANK = re.compile(r"\b[Rr]ank(?:[ :=#]{0,2}|\()(\d{1,6})\b(?!\s*(?:[-/.]\s*)?\d)")
+# A list of ranks: "missing ranks: [2, 3]".
+_LIST = re.compile(r"\b[Rr]anks?(?: (?:are|is))?[ :=]{0,3}[\[{(](?P<ranks>\d{1,6}(?:, ?\d{1,6})*)[\]})]")
+# What a rank in such a list is: the state of a process, not of an argument.
+_STATES = r"missing|failed|dead|lost|crashed|stuck|hung|unresponsive|killed|aborted|absent|lagging|unreachable"
 # What is said of a rank, or of something of it, that is at fault alone.
 _FAILS = (
     r"fails?|failed|failure|die[sd]|dead|crash(?:ed)?|raised?|exited|left|gone|missing|lost|killed|aborted|stuck|hangs?|hung"
@@ -19,15 +23,23 @@ _FAILS = (
 )
 # What two ranks do not share: either of them may be at fault.
 _DIFFERS = r"differs?|different|inconsistent|mismatch\w*|diverge[sd]|disagree[sd]?|unequal|not (?:equal|match|the same)"
-_WAITED = re.compile(r"\b(?:wait(?:ing|ed)?|connect(?:ing|ed)?|reach(?:ing|ed)?) (?:\w+ )?(?:for|to|on|from)? ?$")
+_WAITED = re.compile(
+    r"\b(?:wait(?:ing|ed)?|connect(?:ing|ed)?|reach(?:ing|ed)?) (?:[\w.]+ ){0,4}(?:for|to|on|from)? ?$"
+)
 _NEAR = 48
 
 
 def accused(text: str, rank: int | None) -> dict[str, Any]:
     """Return the only other rank that a text names, as `named` where it failed itself, as `peer` where the two differ.
 
-    A rank that is only mentioned is not accused.
+    Several are accused only in a list. One for which it waited is `awaited`; one that is only mentioned is not accused.
     """
+    listed = _LIST.search(text)
+    if listed is not None and rank is not None:
+        near = f"{text[: listed.start()][-_NEAR:]} {text[listed.end() :][:_NEAR]}"
+        ranks = tuple(map(read_number, listed["ranks"].split(",")))
+        if re.search(rf"\b(?:{_STATES}|did not|didn't|never)\b", near) and rank not in ranks:
+            return {"named": ranks, "peer": None}
     others = {read_number(match[1]): match for match in _RANK.finditer(text) if read_number(match[1]) != rank}
     if len(others) != 1 or rank is None:
         return {}
@@ -39,6 +51,8 @@ def accused(text: str, rank: int | None) -> dict[str, Any]:
         return {"named": (), "peer": other}
     of_it = re.search(rf"\b(?:{_FAILS})\b.{{0,24}}\b(?:from|of|on|in|by)(?: \w+)? $", before)
     it_failed = re.match(rf"['\")\]]?(?:'s [\w ]{{1,30}})? ?(?:\([^)]*\) )?(?:\w+ ){{0,2}}(?:{_FAILS})\b", after)
-    if _WAITED.search(before) or not (of_it or it_failed):
+    if _WAITED.search(before):
+        return {"awaited": other}
+    if not (of_it or it_failed):
         return {}
     return {"named": (other,), "peer": None}

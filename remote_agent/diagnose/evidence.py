@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from remote_agent.diagnose.json_lines import shown_lines
 from remote_agent.text.shapes import lines_of
+
+if TYPE_CHECKING:
+    from remote_agent.wire.documents import MissingRanks, RankExit
 
 _MAX_NODES_NAMED = 4
 
@@ -22,7 +25,7 @@ class RankEvidence:
     rank: int | None
     node: str | None = None
     local_rank: int | None = None
-    exit: Mapping[str, Any] | None = None
+    exit: RankExit | None = None
     """The engine's Exit, with t_ns corrected to the coordinator's clock. None: the rank is alive, or unknown."""
     error: Mapping[str, Any] | None = None
     """{message, callstack, timestamp_ns} of error.json; the timestamp is of the node's own clock."""
@@ -42,7 +45,7 @@ class RankEvidence:
     @classmethod
     def from_exit(
         cls,
-        exit: Mapping[str, Any],  # noqa: A002  the engine's word
+        exit: RankExit,  # noqa: A002  the engine's word
         node: str,
         files: Mapping[str, str] | None = None,
         clock_shift_ns: int = 0,
@@ -54,13 +57,13 @@ class RankEvidence:
         lines = exit.get("stderr_lines")
         first = None if lines is None else max(1, int(lines) - len(tail_lines) + 1)
         places: list[tuple[str | None, int | None]] = []
-        shown = [shown_lines(line) or [line] for line in tail_lines]
+        texts = [shown_lines(line) or [line] for line in tail_lines]
         nccl_lines = lines_of(str(exit.get("nccl") or ""))
-        if nccl_lines or any(len(one) > 1 for one in shown):
+        if nccl_lines or any(len(one) > 1 for one in texts):
             places += [(files.get("nccl"), None)] * len(nccl_lines)
-            for index, one in enumerate(shown):
+            for index, one in enumerate(texts):
                 places += [(files.get("stderr"), first and first + index)] * len(one)
-        tail = "\n".join([*nccl_lines, *(line for one in shown for line in one)])
+        tail = "\n".join([*nccl_lines, *(line for one in texts for line in one)])
         return cls(
             rank=exit["rank"],
             node=node,
@@ -97,9 +100,9 @@ class JobContext:
     lost_nodes: Mapping[str, tuple[int, str]] = dataclasses.field(default_factory=dict)
     """By name: time of the last sign of life (the time of detection would be too late to order by), and reason."""
     now_ns: int | None = None
-    hang: Mapping[str, Any] | None = None
+    hang: MissingRanks | None = None
     """The contract's `missing` object of the hang that this group was in when it ended."""
-    seen: Mapping[str, Any] | None = None
+    seen: MissingRanks | None = None
     """The same of the last look at the live ranks, where it was not a hang yet: it counts if a rank times out."""
     clock_error_ms: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """By node: the possible error of its corrected timestamps."""

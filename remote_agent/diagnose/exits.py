@@ -24,7 +24,7 @@ _MEANINGS = {
     "SIGUSR1": "unhandled warning of a scheduler",
     "SIGUSR2": "unhandled warning of a scheduler",
 }
-CATEGORIES = {
+SIGNAL_CATEGORIES = {
     "SIGSEGV": "segfault",
     "SIGABRT": "sigabrt",
     "SIGBUS": "bus_error_shm",

@@ -6,21 +6,32 @@ In: exit, error.json and text of a rank, the notes of its host. Out: Findings, a
 from __future__ import annotations
 
 import bisect
-import builtins
 import dataclasses
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.diagnose.accusations import accused
-from remote_agent.diagnose.exits import CATEGORIES, SIGNAL_HINTS, decode_exit, signal_name
+from remote_agent.diagnose.exits import SIGNAL_CATEGORIES, SIGNAL_HINTS, decode_exit, signal_name
 from remote_agent.diagnose.incidents import EvidenceLine
-from remote_agent.diagnose.last_words import find_last, find_reason, is_handled, is_survived
-from remote_agent.diagnose.signatures import HINTS, SIGNATURES, Signature
-from remote_agent.diagnose.signatures.distributed import CLASSES
+from remote_agent.diagnose.last_words import (
+    SIDES,
+    ends_soon_after,
+    find_error,
+    find_first_error,
+    find_last,
+    find_reason,
+    is_handled,
+    is_outlived,
+    is_survived,
+    lines_in,
+    own_lines,
+)
+from remote_agent.diagnose.meanings import BETWEEN_RANKS, OF_RANKS, best_match, meaning_of
+from remote_agent.diagnose.signatures import CATEGORIES, Signature
 from remote_agent.diagnose.signatures.python import hint_of
-from remote_agent.diagnose.signatures.signature import GENERIC, NEUTRAL, PRIMARY, SECONDARY, WRONG_SIZE
+from remote_agent.diagnose.signatures.signature import GENERIC, NEUTRAL, PRIMARY, SECONDARY
 from remote_agent.diagnose.tracebacks import (
     TRUNCATED,
     Trace,
@@ -55,25 +66,28 @@ _RELATED_NOTES = {
 }
 _FULL_NOTE = re.compile(r"(.+): (?:0\.0 of .* MiB free|.*, no inode free)")
 _MAX_NOTES = 3
+# A headline has at most this length where a place follows: a summary must not lose the place.
+_SHORT = 170
 # A process closes its connections before it exits, so the ranks that it disconnects may be seen to fail first.
 _EXIT_NS = 5_000_000_000
 # All ranks save a checkpoint together: they all raise the exception of one rank, and name that rank.
 _RAISED_ON = re.compile(r"CheckpointException ranks:dict_keys\(\[(\d+(?:, \d+)*)\]")
-# These are failures between ranks: the same words in any other exception are about something else.
-_BETWEEN_RANKS = frozenset({"gloo_connection_reset", "rendezvous_timeout"})
-_OF_RANKS = re.compile(
-    r"torch[./]distributed|\bc10d\b|\b[Gg]loo\b|[NR]CCL|ProcessGroup|process group|TCPStore"
-    r"|\bDist[A-Z]\w*Error|Rendezvous|rendezvous|horovod|mpi4py|deepspeed/comm|\bMPI_"
-)
-_FRAMES_OF_RANKS = re.compile(r"torch/distributed/|/horovod/|/mpi4py/|deepspeed/comm|multiprocessing/connection")
-# Words of the system, which count in the exceptions of Python and torch, and where another one quotes those.
-_OF_SYSTEM = frozenset({"permission_import_missing_module"})
-_QUOTES_SYSTEM = re.compile(r"\[Errno \d+\]|\b[A-Z]\w*Error: ")
-# In these functions, data that cannot be unpickled came from other ranks, not from a file.
-_FROM_OTHERS = re.compile("_tensor_to_object|all_gather|broadcast_object")
 # Python code does not raise these: an exception after one of them is a consequence.
 _CRASHES = frozenset({"cuda_error", "host_oom_kill", "segfault", "bus_error_shm", "nccl_network", "sigabrt"})
-_ROLE_ORDER = {PRIMARY: 0, GENERIC: 1, SECONDARY: 2, NEUTRAL: 3}
+# The fatal errors that faulthandler names after the signal; all others of Python name a reason.
+_OF_SIGNALS = frozenset(
+    {"Aborted", "Bus error", "Floating-point exception", "Floating point exception", "Illegal instruction"}
+    | {"Segmentation fault"}
+)
+# The reason why a child process failed is in what it printed, not in the exception of its parent.
+_CHILD_FAILED = re.compile(r"CalledProcessError$")
+# Folders of a path: in a summary, its last part is enough.
+_FOLDERS = re.compile(r"(?<![\w.])/(?:[\w.@+-]+/)+")
+# Raised if something that a thread or a child process should have sent is missing.
+_MISSING_INPUT = re.compile(
+    r"(?:^|\.)(?:Empty|Full|TimeoutError|Timeout|EOFError|BrokenPipeError|ConnectionResetError|CancelledError"
+    r"|Broken\w*(?:Pool|Executor|Barrier)\w*)$"
+)
 
 
 # How unlikely the other order must be, to call one of two findings with coarse timestamps the first.
@@ -104,6 +118,8 @@ class Finding:
     """The ranks that this rank's text names as the culprits."""
     peer: int | None = None
     """The rank that, according to this rank's text, differs from it or keeps it waiting."""
+    awaited: int | None = None
+    """The rank for which this rank waited in vain, according to its own exception."""
     uncertainty_ns: int = 0
     """How much later than t_ns it may have been: the timestamp has whole seconds."""
     later_failure: Finding | None = None
@@ -124,7 +140,10 @@ class Finding:
     @property
     def text(self) -> str:
         """Return headline and place."""
-        return f"{self.headline} in {self.place}" if self.place else self.headline
+        if not self.place:
+            return self.headline
+        short = self.headline if len(self.headline) <= _SHORT else f"{self.headline[: _SHORT - 1]}…"
+        return f"{short} in {self.place}"
 
 
 def in_order(findings: Iterable[Finding]) -> list[Finding]:
@@ -180,8 +199,8 @@ def read_rank(evidence: RankEvidence, notes: Sequence[str] = ()) -> Finding:
     related = _RELATED_NOTES.get(finding.category)
     if finding.role != PRIMARY or not notes:
         return finding
-    shown = [note for note in notes if _names(note, evidence) or (related is not None and related.search(note))]
-    lines = dict.fromkeys((*finding.evidence, *_as_evidence(evidence, shown)))
+    related_notes = [note for note in notes if _names(note, evidence) or (related is not None and related.search(note))]
+    lines = dict.fromkeys((*finding.evidence, *_as_evidence(evidence, related_notes)))
     return dataclasses.replace(finding, evidence=tuple(lines))
 
 
@@ -224,7 +243,7 @@ def _on_full_disk(finding: Finding, headline: str) -> Finding:
         role=PRIMARY,
         category="disk_full",
         headline=clip(headline),
-        hint=HINTS["disk_full"],
+        hint=CATEGORIES["disk_full"].hint,
         fingerprint=fingerprint("disk_full", "", "", ""),
         proven=False,
     )
@@ -244,15 +263,36 @@ def _with_time(finding: Finding, evidence: RankEvidence) -> Finding:
 
 def _unexplained(evidence: RankEvidence, how: str) -> Finding:
     """Return the finding of an exit with an error code and no exception; its last line may still say why."""
-    said = find_reason([strip_tag(line) for line in lines_of(evidence.tail)])
-    if said is not None:
+    own = own_lines(evidence.tail)
+    reason = find_reason(own)
+    if reason is not None:
         return dataclasses.replace(
-            _base(evidence, UNEXPLAINED, "other", clip(f"{how}: {said[1]}")),
-            hint=HINTS["sigabrt"],
-            evidence=(_line(evidence, said[0]),),
+            _base(evidence, UNEXPLAINED, "other", clip(f"{how}: {reason[1]}")),
+            hint=CATEGORIES["sigabrt"].hint,
+            evidence=(_line(evidence, reason[0]),),
+            proven=True,
+        )
+    dump = next((trace for trace in find_traces(evidence.tail) if trace.fault), None)
+    if dump is not None and dump.user_frame is not None:
+        return dataclasses.replace(
+            _base(evidence, UNEXPLAINED, "other", clip(f"{how}: {_line(evidence, dump.first_line).text}")),
+            place=dump.user_frame.place(),
+            traceback=dump.text,
+            evidence=(_line(evidence, dump.first_line),),
+            hint="a timer of faulthandler ended the process: see what it was waiting for at the place shown"
+            if dump.type == "Timeout"
+            else "",
             proven=True,
         )
     lines = _last_line(evidence)
+    error = find_first_error(own)
+    if error is not None:
+        return dataclasses.replace(
+            _base(evidence, UNEXPLAINED, "other", clip(f"{how}: {error[1]}")),
+            hint=hint_of("", error[1]) or "check the lines around the one shown",
+            evidence=(_line(evidence, error[0]),),
+            proven=True,
+        )
     last = f", last line of stderr: {lines[0].text}" if lines else " and printed nothing on stderr"
     return dataclasses.replace(
         _base(evidence, UNEXPLAINED, "other", clip(how + last)),
@@ -272,7 +312,7 @@ def _base(evidence: RankEvidence, role: str, category: str, headline: str) -> Fi
         role=role,
         category=category,
         headline=headline,
-        hint=HINTS.get(category, ""),
+        hint=CATEGORIES[category].hint,
         fingerprint=fingerprint(category, signal_name(code, signal) or "", "", headline),
         exit_code=None if code is None and signal is None else code,
         exit_signal=signal_name(code, signal) if signal or (code is not None and code < 0) else None,
@@ -284,7 +324,7 @@ def _time_of(evidence: RankEvidence) -> int | None:
     exit_ = evidence.exit or {}
     recorded = ((evidence.error or {}).get("timestamp_ns"), exit_.get("over_ns"))
     times = [t_ns + evidence.clock_shift_ns for t_ns in recorded if t_ns is not None]
-    return min([*times, *([exit_["t_ns"]] if exit_.get("t_ns") is not None else [])], default=None)
+    return min([*times, *([ended_ns] if (ended_ns := exit_.get("t_ns")) is not None else [])], default=None)
 
 
 def _from_text(evidence: RankEvidence) -> Finding | None:
@@ -292,21 +332,26 @@ def _from_text(evidence: RankEvidence) -> Finding | None:
     in_tail = find_traces(evidence.tail)
     if evidence.error and evidence.error.get("message"):
         traces = traces_of_error(str(evidence.error["message"]), evidence.error.get("callstack"))
-        own = [trace for trace in traces if not trace.is_wrapper] or traces
+        own = [trace for trace in traces if not (trace.is_wrapper or trace.unraisable)] or traces
     else:
         lines = [strip_tag(line) for line in lines_of(evidence.tail)]
         ended = (evidence.exit or {}).get("code") is not None
-        own = [trace for trace in in_tail if not (trace.fault or trace.is_wrapper)]
-        own = [trace for trace in own if not (ended and is_survived(lines, trace.last_line))]
+        every = [trace for trace in in_tail if not (trace.fault or trace.is_wrapper or trace.unraisable)]
+        own = [trace for trace in every if not (ended and is_outlived(lines, trace))]
+        if not own and every and ends_soon_after(lines, every[-1].last_line) and not every[-1].background:
+            own = [trace for trace in every if _is_in_chain_of(trace, every)]
+    # If a thread fails after the process has failed, it fails as a consequence.
+    first = next((number for number, trace in enumerate(own) if not trace.background), len(own))
+    own = [trace for number, trace in enumerate(own) if number < first or not trace.background]
     truncated = own.pop() if own and own[-1].type == TRUNCATED else None
     finding = _cause_in(evidence, own, in_tail)
     if finding is None and truncated is None and evidence.exit is None:
-        bare = last_exception(evidence.tail)
-        return None if bare is None else _from_trace(evidence, bare, _meaning(bare), [bare], [bare])
+        bare = last_exception("\n".join(own_lines(evidence.tail)))
+        return None if bare is None else _from_trace(evidence, bare, meaning_of(bare), [bare], [bare])
     if finding is None and truncated is not None:
         return dataclasses.replace(_from_trace(evidence, truncated, None, [truncated], in_tail), role=UNEXPLAINED)
     last = own[-1] if own and not own[-1].link else None
-    meaning = None if last is None else _meaning(last)
+    meaning = None if last is None else meaning_of(last)
     if finding is None or finding.role != PRIMARY or last is None or meaning is None or meaning.role != SECONDARY:
         return finding
     return dataclasses.replace(finding, later_failure=_from_trace(evidence, last, meaning, [last], in_tail))
@@ -314,10 +359,15 @@ def _from_text(evidence: RankEvidence) -> Finding | None:
 
 def _cause_in(evidence: RankEvidence, own: list[Trace], in_tail: list[Trace]) -> Finding | None:
     chosen = _cause_of(own)
-    match = _match_in(evidence)
+    match = _match_in(evidence, in_tail)
     if chosen is not None:
         trace, meaning = chosen
-        earlier = match is not None and match[0].role in (PRIMARY, GENERIC) and not _ends(evidence.tail, trace, *match)
+        awaited = next((each for each in reversed(in_tail) if each.background and not each.unraisable), None)
+        if meaning is None and awaited is not None and _MISSING_INPUT.search(trace.type):
+            trace, meaning, own = awaited, meaning_of(awaited), [awaited]
+        earlier = (
+            match is not None and match[0].role in (PRIMARY, GENERIC) and not _ends(evidence.tail, in_tail, *match)
+        )
         if match is not None and meaning is None and _crashed_before(evidence.tail, trace, *match):
             return _from_match(evidence, *match)
         wrapped = meaning is not None and meaning.role == NEUTRAL and match is not None and match[0].role == SECONDARY
@@ -326,9 +376,16 @@ def _cause_in(evidence: RankEvidence, own: list[Trace], in_tail: list[Trace]) ->
     return _from_match(evidence, *match) if match is not None else None
 
 
-def _ends(text: str, trace: Trace, meaning: Signature, match: re.Match[str]) -> bool:
-    """Whether the match is only this exception's own line."""
-    return meaning.role == GENERIC and text.count("\n", 0, match.start()) == trace.last_line
+def _is_in_chain_of(trace: Trace, every: Sequence[Trace]) -> bool:
+    """Whether an exception is the last one, or one from which that was raised."""
+    begin = max(number for number, each in enumerate(every) if not (each.link and number))
+    return every.index(trace) >= begin
+
+
+def _ends(text: str, traces: Iterable[Trace], meaning: Signature, match: re.Match[str]) -> bool:
+    """Whether the match is only the own line of one of these exceptions, which have been read already."""
+    line = text.count("\n", 0, match.start())
+    return meaning.role == GENERIC and any(trace.last_line == line for trace in traces)
 
 
 def _crashed_before(text: str, trace: Trace, meaning: Signature, match: re.Match[str]) -> bool:
@@ -342,7 +399,7 @@ def _cause_of(traces: list[Trace]) -> tuple[Trace, Signature | None] | None:
 
     Exceptions that are raised because of another one, or while it is handled, have its meaning.
     """
-    every = [(trace, _meaning(trace)) for trace in traces]
+    every = [(trace, meaning_of(trace)) for trace in traces]
     for trace, meaning in every:
         if meaning is not None and meaning.role == PRIMARY:
             return trace, meaning
@@ -353,62 +410,14 @@ def _cause_of(traces: list[Trace]) -> tuple[Trace, Signature | None] | None:
         if meaning is None and begins_plain:
             plain.append(trace)
     if plain:
-        group = plain[-1].group
-        return next(trace for trace in plain if group and trace.group == group) if group else plain[-1], None
+        group = [trace for trace in plain if trace.group == plain[-1].group] if plain[-1].group else plain[-1:]
+        # Of a group, the first one counts, with what was raised because of it.
+        linked = itertools.takewhile(lambda trace: trace.link, group[1:])
+        return [group[0], *linked][-1], None
     return every[0] if every else None
 
 
-def _meaning(trace: Trace) -> Signature | None:
-    text = f"{trace.type}: {trace.message}"
-    between = _is_between_ranks(trace)
-    foreign = _is_foreign(trace.type) and _QUOTES_SYSTEM.search(trace.message) is None
-    excluded = {*(() if between else _BETWEEN_RANKS), *(_OF_SYSTEM if foreign else ())}
-    match = _best_match(text, [each for each in SIGNATURES if each.role != GENERIC and each.category not in excluded])
-    if match is None:
-        return next((each for each in CLASSES if each.regex.search(trace.type)), None)
-    meaning = match[0]
-    if meaning.category == "checkpoint_corrupt" and any(_FROM_OTHERS.search(frame.function) for frame in trace.frames):
-        return next(each for each in SIGNATURES if each.title == WRONG_SIZE)
-    return meaning
-
-
-def _is_between_ranks(trace: Trace) -> bool:
-    """Whether an exception is about the communication of ranks: its class, its words, or a frame of it."""
-    if _OF_RANKS.search(f"{trace.type}: {trace.message}") or any(
-        _FRAMES_OF_RANKS.search(each.file) for each in trace.frames
-    ):
-        return True
-    # Python's own sockets raise an OSError; torch's C++ code raises this, with its place or only the system's words.
-    return trace.type == "RuntimeError" and (
-        trace.message.startswith("[")
-        or any(each.category in _BETWEEN_RANKS and each.regex.match(trace.message) for each in SIGNATURES)
-    )
-
-
-def _is_foreign(name: str) -> bool:
-    """Whether an exception's class is neither Python's nor torch's."""
-    package, _, bare = name.rpartition(".")
-    return package.partition(".")[0] not in ("torch", "builtins", "") or (not package and not hasattr(builtins, bare))
-
-
-def _best_match(
-    text: str, signatures: Sequence[Signature] = (), counts: Callable[[Signature, int], bool] = lambda *_: True
-) -> tuple[Signature, re.Match[str]] | None:
-    """Return the match of the weightiest role in the first line that has one, there of the first signature.
-
-    Only places that count for a signature are considered.
-    """
-    matches = [
-        (each, match)
-        for each in signatures or SIGNATURES
-        for match in itertools.islice((one for one in each.regex.finditer(text) if counts(each, one.start())), 1)
-    ]
-    return min(
-        matches, key=lambda each: (_ROLE_ORDER[each[0].role], text.rfind("\n", 0, each[1].start())), default=None
-    )
-
-
-def _match_in(evidence: RankEvidence) -> tuple[Signature, re.Match[str]] | None:
+def _match_in(evidence: RankEvidence, traces: Iterable[Trace]) -> tuple[Signature, re.Match[str]] | None:
     """Return the best match in a rank's text, as far as the process did not survive it.
 
     Where its exit is not known, a warning still counts if there is nothing else.
@@ -417,18 +426,24 @@ def _match_in(evidence: RankEvidence) -> tuple[Signature, re.Match[str]] | None:
     has_ended = exit_.get("code") is not None or exit_.get("signal") is not None
     lines = [strip_tag(line) for line in lines_of(evidence.tail)]
     ends = [match.start() for match in re.finditer("\n", evidence.tail)]
+    outlived = (each for each in traces if each.unraisable or (has_ended and is_outlived(lines, each)))
+    reported = lines_in(lines, outlived)
 
     def counts(meaning: Signature, place: int) -> bool:
         number = bisect.bisect_left(ends, place)
-        if meaning.category in _BETWEEN_RANKS and has_ended and number < len(lines):
-            return _OF_RANKS.search(lines[number]) is not None
+        if number in reported:
+            return False
+        if meaning.category in BETWEEN_RANKS and has_ended and number < len(lines):
+            return OF_RANKS.search(lines[number]) is not None
         # Steps with a bad loss are judged by the steps that follow.
         if meaning.role not in (PRIMARY, GENERIC) or meaning.category == "nan_loss" or number >= len(lines):
             return True
         return not is_handled(lines[number]) and not (has_ended and is_survived(lines, number))
 
-    match = _best_match(evidence.tail, (), counts)
-    return match if match is not None or has_ended else _best_match(evidence.tail)
+    match = best_match(evidence.tail, (), counts)
+    if match is not None or has_ended:
+        return match
+    return best_match(evidence.tail, (), lambda _, place: bisect.bisect_left(ends, place) not in reported)
 
 
 def _role(meaning: Signature | None) -> str:
@@ -446,13 +461,16 @@ def _from_trace(
     title = meaning.title if meaning is not None else ""
     frame = trace.user_frame
     printed = next((each for each in in_tail if each.headline == trace.headline), None)
-    hint = (meaning.hint if meaning is not None else "") or hint_of(trace.type, trace.message) or HINTS[category]
+    child = next((each.headline for each in own if _CHILD_FAILED.search(each.type)), None)
+    above = next((each.first_line for each in in_tail if each.headline == child), None)
+    child_error = "" if above is None else find_error(own_lines(evidence.tail)[:above])
+    special = (meaning.hint if meaning is not None else "") or hint_of(trace.type, trace.message)
     place = (evidence.files.get("error"), None) if printed is None else evidence.place(printed.last_line)
     function = f"{frame.file.rpartition('/')[2]}:{frame.function}" if frame is not None else ""
     return dataclasses.replace(
-        _base(evidence, _role(meaning), category, title or clip(_full_headline(trace, own)) or "failed"),
+        _base(evidence, _role(meaning), category, title or clip(_full_headline(trace, own, child_error)) or "failed"),
         place=frame.place() if frame is not None else "",
-        hint=hint,
+        hint=special or CATEGORIES[category].hint,
         fingerprint=fingerprint(category, trace.type, function, trace.message),
         traceback=join_traces(own),
         evidence=(EvidenceLine(evidence.node, evidence.rank, *place, clip(trace.line)),),
@@ -461,10 +479,18 @@ def _from_trace(
     )
 
 
-def _full_headline(trace: Trace, own: Sequence[Trace]) -> str:
-    """Return the headline of an exception, and that of the one from which its chain began."""
+def _full_headline(trace: Trace, own: Sequence[Trace], child_error: str) -> str:
+    """Return the headline of an exception, and that of the one from which its chain began.
+
+    `child_error` is the error printed before it: where a child process failed, its own words say why.
+    """
     before = own[: own.index(trace)] if trace.link and trace in own else []
     root = next((each for each in reversed(before) if not each.link), None)
+    if child_error and _CHILD_FAILED.search((root or trace).type):
+        child_error = _FOLDERS.sub("", child_error)
+        if _CHILD_FAILED.search(trace.type):
+            return f"{child_error} (printed by a child process; then {trace.headline})"
+        return f"{trace.headline} (a child process printed: {child_error})"
     if root is None:
         return trace.headline
     return f"{trace.headline} ({'from' if 'direct cause' in trace.link else 'while handling'} {root.headline})"
@@ -484,7 +510,7 @@ def _from_match(evidence: RankEvidence, meaning: Signature, match: re.Match[str]
     base = _base(evidence, _role(meaning), meaning.category, meaning.title or line.text)
     return dataclasses.replace(
         base,
-        hint=meaning.hint or HINTS[meaning.category],
+        hint=meaning.hint or CATEGORIES[meaning.category].hint,
         fingerprint=fingerprint(meaning.category, "", "", meaning.title or line.text),
         evidence=(line,),
         **meaning.ranks_in(match.group()),
@@ -504,11 +530,11 @@ def _signalled(evidence: RankEvidence, signal: str, notes: Sequence[str]) -> Fin
     """Return the finding of a process that was ended by a signal of others."""
     if signal == "SIGKILL":
         return _killed(evidence, notes)
-    category = CATEGORIES.get(signal, "other")
+    category = SIGNAL_CATEGORIES.get(signal, "other")
     exit_ = evidence.exit or {}
     headline = decode_exit(exit_.get("code"), signal)
-    lines = [strip_tag(line) for line in lines_of(evidence.tail)]
-    said: tuple[int, str] | None = None
+    lines = own_lines(evidence.tail)
+    last_words: tuple[int, str] | None = None
     if category == "signal_preempted":
         headline += _sender(exit_, signal)
     elif signal == "SIGABRT":
@@ -516,23 +542,25 @@ def _signalled(evidence: RankEvidence, signal: str, notes: Sequence[str]) -> Fin
         reason = _from_text(evidence)
         if reason is not None and reason.category not in ("sigabrt", "signal_preempted"):
             return reason
-        said = find_reason(lines) or find_last(lines)
+        last_words = find_reason(lines) or find_last(lines)
     dump = next((trace for trace in find_traces(evidence.tail) if trace.fault), None)
+    if last_words is None and dump is not None and dump.message not in _OF_SIGNALS:
+        last_words = dump.first_line, dump.message
     if exit_.get("core"):
         headline += "; core dumped"
-    shown = _last_output(evidence) if dump is None else (_line(evidence, dump.first_line),)
-    if said is not None:
-        headline = clip(f"{headline}: {said[1]}")
-        shown = (_line(evidence, said[0]),)
+    proof = _last_output(evidence) if dump is None else (_line(evidence, dump.first_line),)
+    if last_words is not None:
+        headline = clip(f"{headline}: {last_words[1]}")
+        proof = (_line(evidence, last_words[0]),)
     frame = dump.user_frame if dump is not None else None
     function = f"{frame.file.rpartition('/')[2]}:{frame.function}" if frame is not None else ""
     return dataclasses.replace(
         _base(evidence, PRIMARY, category, headline),
         place=frame.place() if frame is not None else "",
-        fingerprint=fingerprint(category, signal, function, "" if said is None else said[1]),
+        fingerprint=fingerprint(category, signal, function, "" if last_words is None else last_words[1]),
         traceback=dump.text if dump is not None else None,
-        evidence=shown,
-        hint=HINTS[category] if said is not None else SIGNAL_HINTS.get(signal) or HINTS[category],
+        evidence=proof,
+        hint=(SIGNAL_HINTS.get(signal) if last_words is None else None) or CATEGORIES[category].hint,
         proven=True,
     )
 
@@ -546,12 +574,12 @@ def _killed(evidence: RankEvidence, notes: Sequence[str]) -> Finding:
     oom = [note for note in notes if _OOM_NOTE.search(note)]
     named = [note for note in oom if _names(note, evidence)]
     pressure = [note for note in notes if _PRESSURE_NOTE.search(note)]
-    shown = named or oom or pressure
-    if shown:
+    proof = named or oom or pressure
+    if proof:
         how = "killed by the host's OOM killer" if oom else "killed by SIGKILL while the host ran out of memory"
         return dataclasses.replace(
             _base(evidence, PRIMARY, "host_oom_kill", how),
-            evidence=_as_evidence(evidence, shown),
+            evidence=_as_evidence(evidence, proof),
             fingerprint=fingerprint("host_oom_kill", "SIGKILL", "", ""),
             proven=bool(named),
         )
@@ -598,12 +626,12 @@ def _stopped(evidence: RankEvidence, code: int | None, signal: str | None) -> Fi
 
 def _last_line(evidence: RankEvidence) -> tuple[EvidenceLine, ...]:
     """Return the last line of stderr, or of a text whose stream is unknown, as evidence."""
-    lines = lines_of(evidence.tail)
+    lines = [line if own else "" for line, own in zip(lines_of(evidence.tail), own_lines(evidence.tail))]
     for number in range(len(lines) - 1, -1, -1):
         file, line = evidence.place(number)
         counts = lines[number].strip() and not _UNRELATED_WARNING.match(strip_tag(lines[number]))
         if counts and not _OTHER_STREAM.search(file or ""):
-            return (EvidenceLine(evidence.node, evidence.rank, file, line, clip(lines[number])),)
+            return (EvidenceLine(evidence.node, evidence.rank, file, line, clip(lines[number].strip(SIDES))),)
     return ()
 
 

@@ -16,34 +16,35 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Optional
 
 from remote_agent.text.names import name_ranks
-from remote_agent.wire import documents, gate
+from remote_agent.wire.documents import Count, RankNumber, TimeNs
+from remote_agent.wire.gate import Misfit, parse, reader, record, row
+
+if TYPE_CHECKING:
+    from remote_agent.wire.documents import MissingRanks
 
 DEFAULT_GROUP = "0"
 _DEFAULT = "default_pg"
-_FRAME = gate.record({"name": gate.text, "filename": gate.text, "line": documents.count})
-_SIZES = gate.each(gate.each(gate.whole()))
-ENTRY = gate.record(
-    {"process_group": gate.row(gate.anything, gate.anything), "collective_seq_id": documents.count},
+_FRAME = record({"name": str, "filename": str, "line": Count})
+_SIZES = Optional[list[list[int]]]
+_ENTRY = record(
+    {"process_group": Annotated[Any, row(Any, Any)], "collective_seq_id": Count},
     {
-        "time_created_ns": gate.maybe(documents.time_ns),
-        "timeout_ms": gate.maybe(gate.number),
-        "frames": gate.maybe(gate.each(_FRAME)),
-        "input_sizes": gate.maybe(_SIZES),
-        "output_sizes": gate.maybe(_SIZES),
-        "input_dtypes": gate.maybe(gate.each(gate.text)),
+        "time_created_ns": Optional[TimeNs],
+        "timeout_ms": Optional[float],
+        "frames": Optional[list[Annotated[Any, _FRAME]]],
+        "input_sizes": _SIZES,
+        "output_sizes": _SIZES,
+        "input_dtypes": Optional[list[str]],
     },
 )
-DOCUMENT = gate.record(
-    {},
-    {
-        "entries": gate.maybe(gate.each(ENTRY)),
-        "pg_config": gate.maybe(gate.by_name(gate.record({}, {"ranks": gate.maybe(gate.text)}))),
-    },
+_GROUP = record({}, {"ranks": Optional[str]})
+read_record = record(
+    {}, {"entries": Optional[list[Annotated[Any, _ENTRY]]], "pg_config": Optional[dict[str, Annotated[Any, _GROUP]]]}
 )
-_RANKS = gate.each(documents.rank)
+_read_ranks = reader(list[RankNumber])
 # Each rank gives, or gets, as many elements as every other one. Others may differ, such as all_to_all.
 _EQUAL = frozenset(
     {"all_reduce", "allreduce", "broadcast", "reduce", "reduce_scatter", "all_gather_base", "reduce_scatter_base"}
@@ -128,7 +129,7 @@ class Parting:
     """False where records are missing, or as many ranks are on one side as on the other."""
     stacks: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
-    def missing_document(self) -> dict[str, Any]:
+    def missing_document(self) -> MissingRanks:
         """Return the contract's `missing` object."""
         return {
             "collective": self.call.op,
@@ -141,7 +142,7 @@ class Parting:
 
 def read(document: Mapping[str, Any]) -> Record:
     """Return the calls of a rank by group; raises Misfit for a document of another shape."""
-    known = DOCUMENT(document)
+    known = read_record(document)
     config = known.get("pg_config") or {}
     calls: dict[str, dict[int, Call]] = {}
     titles: dict[str, str] = {}
@@ -188,8 +189,8 @@ def is_done(entry: Mapping[str, Any]) -> bool:
 def members_of(config: Mapping[str, Any] | None) -> list[int] | None:
     """Return the members of a group, None where the record does not have them."""
     try:
-        ranks: list[int] = _RANKS(gate.parse((config or {}).get("ranks") or ""))
-    except gate.Misfit:
+        ranks = _read_ranks(parse((config or {}).get("ranks") or ""))
+    except Misfit:
         return None
     return ranks or None
 
@@ -217,13 +218,13 @@ def call_of(entry: Mapping[str, Any]) -> Call:
     # A damaged record may claim any lengths.
     elements = sum(math.prod(max(0, min(length, 1 << 32)) for length in size[:_MAX_DIMENSIONS]) for size in sizes)
     text = str(sizes[0] if len(sizes) == 1 else sizes)
-    shown = text if len(text) <= _MAX_SIZES else f"{text[: _MAX_SIZES - 1]}…"
+    sizes_text = text if len(text) <= _MAX_SIZES else f"{text[: _MAX_SIZES - 1]}…"
     dtypes = " ".join(dict.fromkeys(entry.get("input_dtypes") or ()))[:_MAX_SIZES]
     at_ns, done = entry.get("time_created_ns") or 0, is_done(entry)
     return Call(
         entry["collective_seq_id"],
         op,
-        shown,
+        sizes_text,
         elements,
         dtypes,
         done,
@@ -390,22 +391,22 @@ def _held_up(groups: Sequence[_Group], records: Mapping[int, Record]) -> Parting
         waits = {group.name: group.ahead() for group in groups}
     held = [group for group in groups if waits[group.name]]
     anywhere = {rank for own in waits.values() for rank in own}
-    found = []
+    delays = []
     for group in held:
         own = waits[group.name]
         seq = min(call.seq for call in own.values())
         waiting = sorted(rank for rank, call in own.items() if call.seq == seq)
         absent = [rank for rank in group.members if rank not in group.own or group.own[rank].last < seq]
-        found.append((group, own[waiting[0]], waiting, absent))
+        delays.append((group, own[waiting[0]], waiting, absent))
     # A rank that waits in another group is itself held up; ranks that wait nowhere come first.
-    for group, call, waiting, absent in found:
+    for group, call, waiting, absent in delays:
         if free := [rank for rank in absent if rank not in anywhere]:
             return _missing(group, call, waiting, free, records)
-    if any(absent for *_, absent in found):
+    if any(absent for *_, absent in delays):
         return _crossed(groups, waits)
-    if not found:
+    if not delays:
         return None
-    group, call, waiting, _ = max(found, key=lambda each: len(each[0].members))
+    group, call, waiting, _ = max(delays, key=lambda each: len(each[0].members))
     every = len(group.members)
     where = f"{call.text}{group.label}{_at(call)}"
     who = "none of them" if len(waiting) == every else f"{name_ranks(waiting)} did not"

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from remote_agent.wire.events import ENDED_EVENTS, EventType, label
 
+if TYPE_CHECKING:
+    from remote_agent.wire.documents import IncidentDocument, JournalEvent, MissingRanks
+
 # The states of an incident.
 OPEN, HEALED, OVER = "open", "healed", "over"
-_OPENED: Mapping[str, Any] = {"state": OPEN, "ended_at": None, "over": None}
 # Events that end an incident, or a hang, or add to it.
 _CHANGES = frozenset(
     {EventType.LAST_OUTPUT, EventType.HANG_OVER, EventType.GENERATION_STOPPED, EventType.INCIDENT_HEALED, *ENDED_EVENTS}
@@ -62,11 +64,11 @@ class Incident:
     exit_code: int | None = None
     exit_signal: str | None = None
     victims: tuple[Victims, ...] = ()
-    missing: Mapping[str, Any] | None = None
+    missing: MissingRanks | None = None
     at_least: bool = False
     """Further ranks may be affected like the culprits: they were stopped before they could show it."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> IncidentDocument:
         """Return the incident object of the contract."""
         return {
             "id": self.id,
@@ -79,24 +81,29 @@ class Incident:
             "at_least": self.at_least,
             "confidence": self.confidence,
             "summary": self.summary,
-            "evidence": [dataclasses.asdict(each) for each in self.evidence],
+            "evidence": [
+                {"node": one.node, "rank": one.rank, "file": one.file, "line": one.line, "text": one.text}
+                for one in self.evidence
+            ],
             "traceback": self.traceback,
             "exit": {"code": self.exit_code, "signal": self.exit_signal},
             "hint": self.hint,
-            "victims": [{**dataclasses.asdict(each), "ranks": list(each.ranks)} for each in self.victims],
-            "missing": None if self.missing is None else dict(self.missing),
+            "victims": [
+                {"ranks": list(one.ranks), "category": one.category, "summary": one.summary} for one in self.victims
+            ],
+            "missing": None if self.missing is None else self.missing.copy(),
         }
 
 
-def incidents_in(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def incidents_in(records: Iterable[JournalEvent]) -> list[IncidentDocument]:
     """Return the incidents of a journal, each as it stands after the last record (see `after_event`)."""
-    incidents: list[dict[str, Any]] = []
+    incidents: list[IncidentDocument] = []
     for record in records:
         incidents = incidents_after(incidents, record)
     return incidents
 
 
-def incidents_after(incidents: list[dict[str, Any]], record: Mapping[str, Any]) -> list[dict[str, Any]]:
+def incidents_after(incidents: list[IncidentDocument], record: JournalEvent) -> list[IncidentDocument]:
     """Return the incidents of a journal after one more record; the same list where it changes nothing."""
     if record["type"] in _CHANGES:
         return [after_event(each, record) or each for each in incidents]
@@ -104,7 +111,7 @@ def incidents_after(incidents: list[dict[str, Any]], record: Mapping[str, Any]) 
     return incidents if new is None else [*(each for each in incidents if each["id"] != new["id"]), new]
 
 
-def after_event(incident: dict[str, Any] | None, record: Mapping[str, Any]) -> dict[str, Any] | None:
+def after_event(incident: IncidentDocument | None, record: JournalEvent) -> IncidentDocument | None:
     """Return the newest incident of a job after one more record of its journal (type, generation, time, detail).
 
     state: `open` until a group has made a step again, or has run for a minute without showing one (`healed`), or the
@@ -115,21 +122,25 @@ def after_event(incident: dict[str, Any] | None, record: Mapping[str, Any]) -> d
     """
     kind, detail = record["type"], record["detail"]
     if kind == EventType.INCIDENT:
-        return {**{key: value for key, value in detail.items() if key != "fingerprint"}, **_OPENED}
+        found: IncidentDocument = detail
+        opened: IncidentDocument = {**found, "state": OPEN, "ended_at": None, "over": None}
+        opened.pop("fingerprint", None)
+        return opened
     if incident is not None and kind == EventType.LAST_OUTPUT:
         is_its_own = incident["generation"] == record["generation"] and "ongoing" not in incident
         lines = [each for each in detail["evidence"] if each not in incident["evidence"]] if is_its_own else []
         return {**incident, "evidence": [*incident["evidence"], *lines]}
     if incident is None or kind not in _CHANGES or incident["state"] != OPEN:
         return incident
-    changed = dict(incident)
+    changed = incident.copy()
     if incident.get("ongoing"):
-        changed.update(ongoing=False, over=detail.get("reason") or detail.get("cause"))
+        changed.update({"ongoing": False, "over": detail.get("reason") or detail.get("cause")})
     changed.pop("preliminary", None)
     if kind != EventType.GENERATION_STOPPED:
         healed = kind in (EventType.HANG_OVER, EventType.INCIDENT_HEALED, EventType.JOB_SUCCEEDED)
         why = detail.get("reason") if kind == EventType.INCIDENT_HEALED else label(kind)
-        changed.update(state=HEALED if healed else OVER, ended_at=record["time"], over=changed["over"] or why)
+        changed["state"], changed["ended_at"] = HEALED if healed else OVER, record["time"]
+        changed["over"] = changed["over"] or why
     return changed
 
 

@@ -6,6 +6,7 @@ In: a line. Out: the lines of its text, with rank, time and level; tracebacks in
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -20,6 +21,8 @@ _ERRORS = ("err", "exc", "trace", "stack", "fail")
 _TYPES = ("type", "exc_type", "kind", "name", "class")
 _VALUES = ("message", "value", "exc_value", "msg")
 _FRAMES = ("frames", "stack", "stacktrace", "stack_trace", "traceback")
+# Such a text is read as an exception, so it has a line of its own.
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?::|$)")
 _MAX_DEPTH = 4
 _LEVEL_CHARS = 9
 
@@ -32,10 +35,10 @@ def shown_lines(line: str) -> list[str]:
         record = json.loads(line)
     except (ValueError, RecursionError):
         return []
-    return _shown(record) if isinstance(record, dict) else []
+    return _record_lines(record) if isinstance(record, dict) else []
 
 
-def _shown(record: dict[str, Any]) -> list[str]:
+def _record_lines(record: dict[str, Any]) -> list[str]:
     # loguru has everything in a second record, and its text for the terminal beside it.
     inner = record.get("record")
     if isinstance(inner, dict) and isinstance(record.get("text"), str):
@@ -44,14 +47,18 @@ def _shown(record: dict[str, Any]) -> list[str]:
     rank = next((facts[name] for name in _RANKS if type(facts.get(name)) is int), None)
     texts = [facts[name] for name in _MESSAGES if isinstance(facts.get(name), str)][:1]
     for text in _errors(facts):
-        if not any(text in known for known in texts):
+        if any(text in known for known in texts):
+            continue
+        if texts and "\n" not in text and not _EXCEPTION.match(text):
+            texts[0] = f"{texts[0]}: {text}"
+        else:
             texts.append(text)
     if not texts:
         return []
     head = _first_text(facts, _TIMES)
     level = _first_text(facts, _LEVELS)
     if level and len(level) <= _LEVEL_CHARS and level.upper() not in texts[0]:
-        head += f"{level.upper()} " if head else ""
+        head += f"{level.upper()} "
     tag = "" if rank is None else f"[rank{rank}]: "
     lines = "\n".join(texts).splitlines()
     return [f"{tag}{'' if number else head}{line}" for number, line in enumerate(lines)]
@@ -60,8 +67,8 @@ def _shown(record: dict[str, Any]) -> list[str]:
 def _first_text(facts: Mapping[str, Any], names: tuple[str, ...]) -> str:
     values = (facts.get(name) for name in names)
     values = (value.get("name") if isinstance(value, dict) else value for value in values)
-    found = next((value for value in values if isinstance(value, str)), "")
-    return f"{found} " if found and names is _TIMES else found
+    text = next((value for value in values if isinstance(value, str)), "")
+    return f"{text} " if text and names is _TIMES else text
 
 
 def _errors(value: Any, inside: bool = False, depth: int = 0) -> Iterator[str]:

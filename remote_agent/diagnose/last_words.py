@@ -5,10 +5,14 @@ In: lines of one rank. Out: whether a line was handled or survived, and which li
 
 from __future__ import annotations
 
+import errno
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from remote_agent.diagnose.tracebacks import HEAD, Trace, find_traces, strip_tag
 from remote_agent.text.levels import ERROR, WARN, level_of
+from remote_agent.text.shapes import lines_of
 
 # What training prints at each step or epoch, and at its end.
 _STEPS = re.compile(
@@ -25,8 +29,14 @@ _HANDLED = re.compile(
     r"|\breconnect(?:ed|ing)\b|\brecovered\b|\bnon-?fatal\b|\battempt \d+ ?(?:of|/)",
     re.IGNORECASE,
 )
+# The words of the C library for error numbers, as all programs print them.
+_SYSTEM_WORDS = re.compile(
+    ": (?:" + "|".join(re.escape(os.strerror(number)) for number in sorted(errno.errorcode)) + ")"
+)
 _INFO = re.compile(r"\b(?:INFO|DEBUG|NOTICE|TRACE|info|debug)\b")
 _FRONT = 120
+# The most lines that a script prints between its failure and its end.
+_LAST_LINES = 6
 # Separates the lines of two files of a rank.
 OTHER_FILE = "--"
 # Belongs to the record above it: frames, registers, further lines of a message.
@@ -34,21 +44,29 @@ _CONTINUED = re.compile(r"\s|$|frame #|#\d|[)\]}|+]|Exception raised from")
 # Printed by torch's C++ code while a process runs or ends.
 _OF_TORCH = re.compile(r"(?:\[rank\d+\]:)?\[[EIW]\d{3,4} ")
 _ENDING = re.compile(
-    r"exit|abort|quit|shut|clean|stop|terminat|finish|fail|error|fatal|bye|giv(?:e|ing) up|cannot|can't|unable|panic",
+    r"exit|abort|quit|shut|clean|stop|terminat|finish|fail|error|fatal|bye|giv(?:e|ing) up|cannot|can't|could ?n[o']t"
+    r"|unable|panic",
     re.IGNORECASE,
 )
 # What native code prints before it ends its process: the text of an exception, a failed check, a panic.
-_WHAT = re.compile(r"^\s+what\(\):\s+(.+)")
+_WHAT = re.compile(r"^\s+what\(\):\s*(.*)")
 _FATAL = re.compile(
     r"^F\d{4,8} |terminate called|[Cc]heck (?:failed|failure)|[Aa]ssert(?:ion)?\b.{0,200}\bfailed|\bpanic(?:ked)?\b"
-    # As glibc prints them: the function, a kind of damage.
+    # As the C++ runtime and glibc print them: the function, a kind of damage.
+    r"|^(?:pure|deleted) virtual method called"
     r"|^\w+\(\): |^double free|^corrupted |^\*\*\* .*\*\*\*: terminated"
     r"|\bFATAL\b|\b[Ff]atal\b.{0,20}\berror\b|\bLLVM ERROR\b"
 )
 # The dump that follows the reason.
+# asyncio prints the task below its message.
+_SUBJECT = re.compile(r"^(?:future|task|handle): <")
 _DUMP = re.compile(
-    r"^(?:Fatal Python error: |Current thread|Thread 0x|goroutine \d+|stack backtrace:|\*{3} .*stack trace)"
+    r"^(?:Fatal Python error: |Current thread|Thread 0x|goroutine \d+|stack backtrace:"
+    r"|\*{3} (?:Aborted at|.*stack trace))"
 )
+
+# The upper and lower edge of a frame around a message, and its sides.
+_EDGE, SIDES = re.compile(r"^[╭╰┌└╔╚][─═].*[─═╮╯┐┘╗╝]$"), "│┃║ "
 
 
 def is_progress(line: str) -> bool:
@@ -66,7 +84,7 @@ def is_handled(line: str) -> bool:
 
 def is_survived(lines: Sequence[str], number: int) -> bool:
     """Whether the process continued after this line: steps or information follow it, after no error any other text."""
-    is_error = _says_error(lines[number])
+    is_error = _says_error(lines[number]) or _FATAL.search(lines[number]) is not None
     for line in lines[number + 1 :]:
         if line == OTHER_FILE:
             return False
@@ -79,8 +97,46 @@ def is_survived(lines: Sequence[str], number: int) -> bool:
     return False
 
 
+def ends_soon_after(lines: Sequence[str], number: int) -> bool:
+    """Whether a process that has ended did so because of this line: only a few lines follow.
+
+    A process that continues prints more lines, a step, or that it handled the failure.
+    """
+    after = [line for line in lines[number + 1 :] if line.strip() and not _CONTINUED.match(line)]
+    return len(after) <= _LAST_LINES and not any(is_progress(line) or is_handled(line) for line in after)
+
+
+def is_outlived(lines: Sequence[str], trace: Trace) -> bool:
+    """Whether the process continued after an exception; one that ended a thread or a task only: whether text follows.
+
+    That text may be more of the message if its first line announces it.
+    """
+    if not trace.background or trace.headline != trace.line:
+        return is_survived(lines, trace.last_line)
+    return any(line[:1].strip() for line in lines[trace.last_line + 1 :] if not _OF_TORCH.match(line))
+
+
 def _level(line: str) -> int:
     return level_of(line.encode())
+
+
+def find_error(lines: Sequence[str]) -> str:
+    """Return the first line of level error, or with the system's words for one, after the last sign of progress.
+
+    Empty if there is none.
+    """
+    number = _first_of_level_error(lines)
+    return "" if number is None else lines[number].strip()
+
+
+def _first_of_level_error(lines: Sequence[str]) -> int | None:
+    begin = next((number for number in range(len(lines) - 1, -1, -1) if is_progress(lines[number])), -1)
+    found = (
+        number
+        for number in range(begin + 1, len(lines))
+        if _level(lines[number]) == ERROR or _SYSTEM_WORDS.search(lines[number])
+    )
+    return next((number for number in found if HEAD not in lines[number] and not is_handled(lines[number])), None)
 
 
 def _says_error(line: str) -> bool:
@@ -92,8 +148,13 @@ def find_reason(lines: Sequence[str]) -> tuple[int, str] | None:
     end = next((number for number, line in enumerate(lines) if _DUMP.match(line)), len(lines))
     for number, line in enumerate(lines[:end]):
         what = _WHAT.match(line)
-        if what is not None and not is_survived(lines[:end], number):
-            return number, what[1]
+        is_last = number and lines[number - 1].startswith("terminate called")
+        if what is not None and (is_last or not is_survived(lines[:end], number)):
+            # A message may begin with an empty line.
+            below = (each.strip() for each in lines[number + 1 : end] if each.strip())
+            text = what[1].strip() or next(below, "")
+            if text:
+                return number, text
     for number, line in enumerate(lines[:end]):
         if _FATAL.search(line) and not is_handled(line) and not is_survived(lines[:end], number):
             # Rust prints the message below the place.
@@ -107,6 +168,33 @@ def find_last(lines: Sequence[str]) -> tuple[int, str] | None:
 
     Only what is above a dump is read. None: the process printed nothing after its progress.
     """
+    last, first_error = _last_words(lines)
+    if first_error is not None:
+        return first_error
+    return None if last is None else (last[0], f"(last line of stderr) {last[1]}")
+
+
+def find_first_error(lines: Sequence[str]) -> tuple[int, str] | None:
+    """Return number and text of the first error after the last sign of progress, if the last line is not part of it.
+
+    What follows an error of a logger, or an empty line, is advice or a summary; the line below an error is its detail.
+    """
+    logged = _first_of_level_error(lines)
+    rest = [] if logged is None else [line.strip() for line in lines[logged + 1 :] if line.strip()]
+    if logged is not None and rest and ends_soon_after(lines, logged):
+        detail = rest[0] if len(rest) == 1 and _INFO.search(rest[0][:_FRONT]) is None else ""
+        return logged, f"{lines[logged].strip()} {detail}".strip()
+    last, error = _last_words(lines)
+    if last is None or error is None or last == error:
+        return None
+    if last[0] - error[0] > 1:
+        apart = _level(error[1]) == ERROR or any(not line.strip() for line in lines[error[0] : last[0]])
+        return error if apart else None
+    return (error[0], f"{error[1]} {last[1]}") if _level(error[1]) == ERROR else None
+
+
+def _last_words(lines: Sequence[str]) -> tuple[tuple[int, str] | None, tuple[int, str] | None]:
+    """Return the last record after the last sign of progress, and the first error there."""
     end = next((number for number, line in enumerate(lines) if _DUMP.match(line)), len(lines))
     last: tuple[int, str] | None = None
     first_error: tuple[int, str] | None = None
@@ -118,6 +206,30 @@ def find_last(lines: Sequence[str]) -> tuple[int, str] | None:
             break
         last = last or (number, line.strip())
         first_error = (number, line.strip()) if _says_error(line) else first_error
-    if first_error is not None:
-        return first_error
-    return None if last is None else (last[0], f"(last line of stderr) {last[1]}")
+    return last, first_error
+
+
+def own_lines(text: str) -> list[str]:
+    """Return the lines without tags and frames around a message; those of exceptions that are only reported, empty."""
+    lines = [strip_tag(line) for line in lines_of(text)]
+    traces = find_traces(text)
+    reported = lines_in(
+        lines, (one for one in traces if one.unraisable or (one.background and is_outlived(lines, one)))
+    )
+    return ["" if number in reported else _unframed(line) for number, line in enumerate(lines)]
+
+
+def lines_in(lines: Sequence[str], traces: Iterable[Trace]) -> set[int]:
+    """Return the numbers of the lines of these exceptions, each with the lines above it that say what it ended."""
+    numbers: set[int] = set()
+    for each in traces:
+        first = each.first_line - 1
+        numbers.update(range(first - int(first > 0 and _SUBJECT.match(lines[first]) is not None), each.last_line + 1))
+    return numbers
+
+
+def _unframed(line: str) -> str:
+    """Return a line without the frame that a library such as rich puts around a message."""
+    if _EDGE.match(line):
+        return ""
+    return line.strip(SIDES) if line[:1] in "│┃║" else line

@@ -4,17 +4,20 @@ In: lines. Out: plain facts and links of a process, or of a node's ranks; the co
 A fact that no line states is left out, never guessed.
 
 NCCL counts ranks per communicator, so a link names its communicator; `supervisor.nccl` translates it.
-To add a fact, add a row to FACTS or HEADED_FACTS.
+To add a fact, add a row to PATTERNS or HEADED_PATTERNS.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from remote_agent.text.names import read_number
 from remote_agent.text.shapes import clip
+
+if TYPE_CHECKING:
+    from remote_agent.wire.documents import Json, NcclGroup, NcclOutput, NcclSummary
 
 _WORD = re.compile(r"\b[NR]CCL\b")
 _HEAD = re.compile(r"(?<![\w.-])(?P<host>[A-Za-z0-9][\w.-]*):(?P<pid>\d+):(?P<thread>\d+) \[-?\d+\]")
@@ -26,7 +29,7 @@ _WARNINGS = 20
 
 # Name of a fact, a word that its line contains, its expression; the value is the first group that matches. The name of
 # a network plug-in may have several words, such as `NCCL RDMA Plugin v8`.
-FACTS: tuple[tuple[str, str, re.Pattern[str]], ...] = (
+PATTERNS: tuple[tuple[str, str, re.Pattern[str]], ...] = (
     ("version", "version", re.compile(r"\b[NR]CCL version\s*:?\s*(\d+\.\d+(?:\.\d+)?(?:\+\w+\.?\d*)?)")),
     (
         "network",
@@ -39,7 +42,7 @@ FACTS: tuple[tuple[str, str, re.Pattern[str]], ...] = (
     ("channels", "channels", re.compile(r"\b(\d+) coll channels")),
 )
 # Facts of lines that begin with NCCL's own head.
-HEADED_FACTS: tuple[tuple[str, str, re.Pattern[str]], ...] = (
+HEADED_PATTERNS: tuple[tuple[str, str, re.Pattern[str]], ...] = (
     ("plugin", "plugin", re.compile(r"Loaded net plugin (.+?)(?: \(v\d+\))?$|P2P plugin (?:v\d+ )?([\w.-]+)")),
     ("plugin", "aws-ofi", re.compile(r"NET/OFI Initializing (aws-ofi-nccl \S+)")),
     ("collnet", "collnet plugin", re.compile(r"Loaded collnet plugin (\S+)")),
@@ -118,7 +121,7 @@ class NcclProcess:
             return
         head, says = _HEAD.search(line), _SAYS.search(line)
         self.host = self.host or (head["host"] if head is not None else "")
-        self._read(FACTS, line)
+        self._read(PATTERNS, line)
         self._read_interfaces(line)
         if "via" in line:
             self._read_transports(line)
@@ -180,7 +183,7 @@ class NcclProcess:
         if (comm := _COMM.search(text)) is not None:
             self._read_comm(comm, thread)
             return
-        self._read(HEADED_FACTS, text)
+        self._read(HEADED_PATTERNS, text)
         if (env := _ENV.search(text)) is not None:
             self._env[env[1]] = env[2].rstrip(".")
         if (trees := _TREES.match(text)) is not None:
@@ -228,7 +231,7 @@ class NcclProcess:
         candidates = [comm for comm in reversed(self._comms) if comm.rank == own]
         return next((comm for comm in candidates if comm.thread == thread), candidates[0] if candidates else None)
 
-    def result(self) -> dict[str, Any]:
+    def result(self) -> Json:
         """Return `facts`, `comms` [[key, rank, nranks]], `links` [[key, from, to, transport, channels]], `warnings`."""
         links = dict(self._links)
         if len(self._comms) < 2:
@@ -244,17 +247,18 @@ class NcclProcess:
         }
 
 
-def node_map(ranks: Iterable[tuple[int, NcclProcess]]) -> dict[str, Any]:
+def node_map(ranks: Iterable[tuple[int, NcclProcess]]) -> NcclOutput:
     """Return what the ranks of a node printed: equal facts once, with the ranks that have them."""
-    groups: list[dict[str, Any]] = []
-    node: dict[str, Any] = {"groups": groups, "comms": [], "links": [], "warnings": []}
+    groups: list[NcclGroup] = []
+    node: NcclOutput = {"groups": groups, "comms": [], "links": [], "warnings": []}
     for rank, process in ranks:
         if not process.seen:
             continue
         own = process.result()
         group = next((group for group in groups if group["facts"] == own["facts"]), None)
         if group is None:
-            groups.append(group := {"ranks": [], "facts": own["facts"]})
+            group = {"ranks": [], "facts": own["facts"]}
+            groups.append(group)
         group["ranks"].append(rank)
         node["comms"] += [[rank, *comm] for comm in own["comms"]]
         node["links"] += [[rank, *link] for link in own["links"]]
@@ -262,7 +266,7 @@ def node_map(ranks: Iterable[tuple[int, NcclProcess]]) -> dict[str, Any]:
     return node
 
 
-def summary(processes: Iterable[NcclProcess]) -> dict[str, Any] | None:
+def summary(processes: Iterable[NcclProcess]) -> NcclSummary | None:
     """Return the contract's `nccl` object, None where no line is NCCL's."""
     seen = [process for process in processes if process.seen]
     if not seen:
@@ -299,7 +303,7 @@ class NcclText:
         process = ("", "") if head is None else (head["host"], head["pid"])
         self._processes.setdefault(process, NcclProcess()).feed(line)
 
-    def result(self) -> dict[str, Any] | None:
+    def result(self) -> NcclSummary | None:
         """Return the contract's `nccl` object, None where no line is NCCL's."""
         return summary(self._processes.values())
 

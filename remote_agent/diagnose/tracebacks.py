@@ -10,11 +10,14 @@ import dataclasses
 import os
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from remote_agent.text.names import read_number
 from remote_agent.text.shapes import lines_of
-from remote_agent.wire.gate import Misfit, anything, parse, record
+from remote_agent.wire.gate import Misfit, parse, record
+
+if TYPE_CHECKING:
+    from remote_agent.wire.documents import ErrorDocument
 
 # Prefixes of a line: the rank, the process, the logger's time and place, in any combination.
 _TAG = re.compile(
@@ -26,13 +29,15 @@ _FRAME = re.compile(r'^[\s>]*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:,? in 
 _HEADLESS = re.compile(r'^  File "[^"]+", line \d+(?:, in |$)')
 _EXCEPTION = re.compile(r"^(?P<type>(?:[\w$<>]+\.)*[A-Za-z_]\w*)(?:: ?(?P<message>.*)|\s*)$")
 _FAULT_HEAD = re.compile(r"^(?:Current thread|Thread) .*\(most recent call first\):")
-_FATAL = re.compile(r"^Fatal Python error: (?P<message>.+)$")
+_FATAL = re.compile(r"^(?P<type>Fatal Python error|Timeout)(?:: | (?=\(\d+:\d\d:\d\d))(?P<message>.+)$")
 _NAMED_AS_ERROR = re.compile(r"(?:Error|Exception|Interrupt|Failure|Timeout|Expired)$")
 HEAD = "Traceback (most recent call last):"
 # A traceback that the library rich prints.
-_BOX = re.compile(r"^[╭┌].*Traceback \(most recent call last\)")
-_BOX_FRAME = re.compile(r"^[│|] (?P<file>\S+\.py):(?P<line>\d+) in (?P<function>[^\s│|]+)")
-_BOX_END = re.compile("^[╰└]")
+_BOX = re.compile(r"^\s*[╭┌].*Traceback \(most recent call last\)")
+_BOX_FRAME = re.compile(r"^\s*[│|] (?P<file>\S+\.py):(?P<line>\d+)(?: in (?P<function>[^\s│|]+))?\s")
+# The rest of such a line, where the path is long.
+_BOX_FUNCTION = re.compile(r"^\s*[│|] in (?P<function>[^\s│|]+)")
+_BOX_END = re.compile(r"^\s*[╰└]")
 # Printed before the traceback of an exception that ended a thread or a task while the process kept running.
 _BACKGROUND = (
     (re.compile(r"^Exception (?:ignored )?in thread "), "a thread"),
@@ -40,12 +45,17 @@ _BACKGROUND = (
     (re.compile(r"\bException in callback "), "an asyncio callback"),
     (re.compile(r"^Process \S+:$"), "a child process"),
 )
+# Printed before the traceback of an exception that Python or its logging module only reports; the process continues.
+_UNRAISABLE = re.compile(r"^(?:Exception ignored |Error in (?:sys|atexit)\.|--- Logging error ---$)")
 # asyncio prints the task below its message.
 _SUBJECT = re.compile(r"^(?:future|task|handle): <")
 # Used as the exception type where the text ends before the exception.
 TRUNCATED = "truncated traceback"
 # In a message of several lines: what announces the line below it, how many errors there are, names of things.
-_LABEL = re.compile(r"^[^:]{0,40}\b(?:error|reason|cause|details?|because|message)\b[^:]{0,20}:$", re.IGNORECASE)
+_LABEL = re.compile(r"^[\w ]{0,40}\b(?:error|reason|cause|details?|because|message)\b[\w ]{0,20}:$", re.IGNORECASE)
+# Marks a place in the line of code above it; what is wrong there is said below it.
+_CARETS = re.compile(r"^\s*~*\^[~^]*\s*$")
+_PLACE_NAMED = re.compile(r"(?<![\w/])/[\w.-]+/[\w.-]|['\"`][^'\"`]+['\"`]")
 _COUNT = re.compile(r"\b\d+ (?:[\w-]+ )?(?:errors?|exceptions?|problems?|failures?)\b")
 _NAMES = re.compile(r"[\d'\"`/=<]|\w[._]\w|\b[a-z]+[A-Z]")
 # The margin of an exception group, and the lines around its exceptions.
@@ -55,7 +65,8 @@ _LINKS = ("During handling of the above exception", "The above exception was the
 # Ends a message of several lines.
 _OTHER_TEXT = re.compile(
     r"^\s*$|^\[[EWIF]\d{0,4} |^[EWIF]\d{4} |^\[rank\d+\]|^Fatal Python error|^\d{4}-\d\d-\d\d|^(?:Original )?Traceback"
-    r"|^Exception (?:ignored )?in |^(?:ERROR:asyncio:)?(?:Task|Future) exception was|^ERROR:|^Process \S+:$"
+    r"|^Exception (?:ignored|in) |^Error in |^--- Logging error|^(?:ERROR:asyncio:)?(?:Task|Future) exception was"
+    r"|^ERROR:|^Process \S+:$"
     # Printed by launchers for a rank that has ended.
     r"|^(?:srun|slurmstepd|mpirun|prterun): |\bfailed \(exitcode: |^\s*(?:time|host|rank|exitcode|error_file)\s+: "
 )
@@ -64,6 +75,8 @@ _SPAWN = re.compile("torch/multiprocessing/spawn.py$")
 # Frames of libraries, of Python and of our own bootstrap: not where the user looks first.
 _LIBRARY = re.compile(
     r"(?:^|/)(?:site-packages|dist-packages|lib(?:64)?/python\d[\d.]*)/|^<|\.pyz/|(?:^|/)remote_agent/|^torch/|\.so\b"
+    # Frames of compiled code carry the path that it was built from.
+    r"|^(?!/).*\.(?:pyx|pxi)$"
 )
 
 
@@ -77,7 +90,8 @@ class StackFrame:
 
     def place(self) -> str:
         """Return train.py:88 forward."""
-        function = "" if self.function in ("", "<module>") else f" {self.function}"
+        # Python names what has no name, such as a list comprehension.
+        function = "" if self.function.startswith("<") or not self.function else f" {self.function}"
         return f"{os.path.basename(self.file)}:{self.line}{function}"
 
 
@@ -97,6 +111,8 @@ class Trace:
     """Python's sentence that links it to the exception before it; empty if there is none."""
     background: str = ""
     """What it ended instead of the process: a thread, an asyncio task, a child process; empty for the process."""
+    unraisable: bool = False
+    """True where Python prints that it only reports the exception: in a destructor, an exit handler, a log record."""
 
     group: int = 0
     """Number, from 1, of the line that begins the exception group in which it is; 0: none."""
@@ -111,16 +127,21 @@ class Trace:
     def headline(self) -> str:
         """Return type and the line of the message that names what is wrong, after the first one if that announces it.
 
-        A label such as "Last error:" announces the line below it; a heading ends with a colon, or counts errors; a
-        first line without a name, number or path is followed by the next one.
+        A label such as "Last error:" announces the line below it, and so does a marked place in quoted code; a heading
+        ends with a colon, or counts errors; a first line without a name, number or path is followed by the next one.
+        The second of two lines is a note of where it happened.
         """
         lines = [line.strip() for line in self.message.strip().splitlines()]
+        marked = next((number for number, line in enumerate(lines[1:-1], 1) if _CARETS.match(line)), None)
+        if marked is not None:
+            return f"{self.type}: {lines[0]} {lines[marked + 1]}"
         for number in range(len(lines) - 2, 0, -1):
             if _LABEL.search(lines[number]) and lines[number + 1]:
                 return f"{self.type}: {lines[number + 1]}"
         more = 0
         if len(lines) > 1:
             more = 2 if _COUNT.search(lines[0]) else int(lines[0].endswith(":") or not _NAMES.search(lines[0]))
+            more = more or int(len(lines) == 2 and _PLACE_NAMED.search(lines[1]) is not None)
         return f"{self.type}: {' '.join(lines[: 1 + more])}" if lines else self.type
 
     @property
@@ -177,7 +198,8 @@ def find_traces(text: str) -> list[Trace]:
         if trace is not None:
             trace = dataclasses.replace(trace, group=groups.get(number, 0))
             if trace.link and traces:
-                trace = dataclasses.replace(trace, background=traces[-1].background)
+                before = traces[-1]
+                trace = dataclasses.replace(trace, background=before.background, unraisable=before.unraisable)
             traces.append(trace)
             number = trace.last_line + 1
         else:
@@ -243,12 +265,18 @@ def _read_traceback(lines: list[str], start: int) -> tuple[Trace | None, int]:
         last += 1
         message.append(lines[last])
     body = "\n".join(lines[start + headless : last + 1])
-    before = next((lines[above] for above in range(start - 1, -1, -1) if lines[above].strip()), "").strip()
+    before = _line_above(lines, start)
     link = before if before.startswith(_LINKS) else ""
     intro = lines[start - 2].strip() if start > 1 and _SUBJECT.match(before) else before
     background = next((name for pattern, name in _BACKGROUND if pattern.search(intro)), "")
     words = "\n".join(message)
-    return Trace(exception["type"], words, tuple(frames), start, number, body, False, link, background), number
+    trace = Trace(exception["type"], words, tuple(frames), start, number, body, False, link, background)
+    return dataclasses.replace(trace, unraisable=_UNRAISABLE.match(before) is not None), number
+
+
+def _line_above(lines: Sequence[str], start: int) -> str:
+    """Return the last line with text before this one."""
+    return next((lines[above] for above in range(start - 1, -1, -1) if lines[above].strip()), "").strip()
 
 
 def _read_box(lines: list[str], start: int) -> Trace | None:
@@ -258,16 +286,20 @@ def _read_box(lines: list[str], start: int) -> Trace | None:
     exception = _EXCEPTION.match(lines[end + 1].strip()) if end + 1 < len(lines) else None
     if exception is None:
         return None
-    matches = (_BOX_FRAME.match(line) for line in lines[start:end])
-    frames = tuple(
-        StackFrame(each["file"], read_number(each["line"]), each["function"]) for each in matches if each is not None
-    )
+    frames: list[StackFrame] = []
+    for line, next_line in zip(lines[start:end], lines[start + 1 :]):
+        frame = _BOX_FRAME.match(line)
+        named = frame if frame is None or frame["function"] else _BOX_FUNCTION.match(next_line)
+        if frame is not None and named is not None:
+            frames.append(StackFrame(frame["file"], read_number(frame["line"]), named["function"]))
     text = "\n".join(lines[start : end + 2])
-    return Trace(exception["type"], exception["message"] or "", frames, start, end + 1, text)
+    before = _line_above(lines, start)
+    link = before if before.startswith(_LINKS) else ""
+    return Trace(exception["type"], exception["message"] or "", tuple(frames), start, end + 1, text, link=link)
 
 
 def _read_fault(lines: list[str], start: int) -> Trace:
-    """Read `Fatal Python error: …` and the stack of the first thread below it."""
+    """Read `Fatal Python error: …` or `Timeout (…)!` of faulthandler, and the stack of the first thread below it."""
     frames: list[StackFrame] = []
     last = start
     inside = False
@@ -279,13 +311,13 @@ def _read_fault(lines: list[str], start: int) -> Trace:
             inside = True
         elif frame is not None and inside:
             frames.append(StackFrame(frame["file"], read_number(frame["line"]), frame["function"] or ""))
-        elif lines[number].strip():
+        elif lines[number].strip() and not lines[number].startswith("Python runtime state"):
             break
         last = number
     fatal = _FATAL.match(lines[start])
-    message = fatal["message"] if fatal is not None else ""
+    kind, message = (fatal["type"], fatal["message"]) if fatal is not None else ("", "")
     text = "\n".join(lines[start : last + 1])
-    return Trace("Fatal Python error", message, tuple(reversed(frames)), start, last, text, fault=True)
+    return Trace(kind, message, tuple(reversed(frames)), start, last, text, fault=True)
 
 
 # torch writes whole seconds; the file's modification time is finer, and correct unless the file was copied.
@@ -293,10 +325,10 @@ _TIMESTAMP_SLACK_NS = 2_000_000_000
 # The year 2255: a larger number is no time.
 _TIMESTAMP_MAX_S = 9_000_000_000
 # The message is a text, or torch's object with the text, the call stack and the time.
-_ERROR_DOCUMENT = record({"message": anything})
+_ERROR_DOCUMENT = record({"message": Any})
 
 
-def read_error_document(text: bytes, modified_ns: int = 0) -> dict[str, Any] | None:
+def read_error_document(text: bytes, modified_ns: int = 0) -> ErrorDocument | None:
     """Return {message, callstack, timestamp_ns}, None if unreadable; `modified_ns`: the file's modification time."""
     try:
         document = _ERROR_DOCUMENT(parse(text))
@@ -310,7 +342,7 @@ def read_error_document(text: bytes, modified_ns: int = 0) -> dict[str, Any] | N
     return _error(inner.get("message"), extra.get("py_callstack"), extra.get("timestamp"), modified_ns)
 
 
-def _error(message: Any, callstack: Any, timestamp: Any, modified_ns: int) -> dict[str, Any]:
+def _error(message: Any, callstack: Any, timestamp: Any, modified_ns: int) -> ErrorDocument:
     try:
         written_s = int(timestamp)
     except (TypeError, ValueError, OverflowError):

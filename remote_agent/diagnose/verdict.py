@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from remote_agent.diagnose.evidence import JobContext, RankEvidence, name_nodes
 from remote_agent.diagnose.exits import signal_name
@@ -26,11 +26,14 @@ from remote_agent.diagnose.findings import (
     read_ranks,
 )
 from remote_agent.diagnose.incidents import EvidenceLine, Incident, Victims
-from remote_agent.diagnose.signatures import HINTS
+from remote_agent.diagnose.signatures import CATEGORIES
 from remote_agent.diagnose.signatures.signature import CHILD_FAILED, DIED, PRIMARY, SECONDARY, WRONG_SIZE
 from remote_agent.diagnose.tracebacks import Trace, last_background_failure
 from remote_agent.text.names import name_ranks, read_number
 from remote_agent.text.shapes import clip, fingerprint, lines_of, shape
+
+if TYPE_CHECKING:
+    from remote_agent.wire.documents import MissingRanks
 
 # The same failure on another rank within this time has the same cause.
 _WINDOW_NS = 60_000_000_000
@@ -75,7 +78,7 @@ class _Cause(NamedTuple):
     findings: Sequence[Finding] = ()
     ranks: Sequence[int] = ()
     node: str | None = None
-    missing: dict[str, Any] | None = None
+    missing: MissingRanks | None = None
     t_ns: int | None = None
     """When it happened, where no finding shows it."""
     at_least: bool = False
@@ -91,7 +94,7 @@ def verdict(evidence: Sequence[RankEvidence], context: JobContext) -> Incident:
         or _loopback(findings, context)
         or _own_failure(findings, context, lost)
         or _missing_rank(evidence, findings, context)
-        or _exited_early(findings, context)
+        or _exited_early(evidence, findings, context)
         or _wrong_address(evidence, findings)
         or _node_trouble(evidence, findings)
         or _failed_first(findings, context, lost)
@@ -143,7 +146,7 @@ def _node_lost(findings: list[Finding], context: JobContext) -> _Cause | None:
         confidence="supported" if own else "established",
         category="node_lost",
         headline=f"node {node} lost: {reason}{with_ranks}{also}",
-        hint=HINTS["node_lost"],
+        hint=CATEGORIES["node_lost"].hint,
         node=node,
         t_ns=t_ns,
     )
@@ -305,7 +308,7 @@ def _missing_rank(evidence: Sequence[RankEvidence], findings: list[Finding], con
     """Ranks timed out in a collective that some ranks never reached: those are the culprits."""
     timed_out = any(each.role == SECONDARY and _TIMED_OUT.search(each.headline) for each in findings)
     hang = context.hang or (context.seen if timed_out else None)
-    missing = dict(hang) if hang and hang["missing"] else _find_missing(evidence, context)
+    missing = hang if hang and hang["missing"] else _find_missing(evidence, context)
     if missing is None:
         return None
     # A missing rank that we stopped has not failed, but its text may say why it was missing.
@@ -320,7 +323,7 @@ def _missing_rank(evidence: Sequence[RankEvidence], findings: list[Finding], con
         scope=_scope_of(ranks),
         category=category,
         headline="; ".join([*_background_text(failures, ranks), _absence(missing)]),
-        hint=HINTS[category],
+        hint=CATEGORIES[category].hint,
         ranks=ranks,
         node=nodes.pop() if len(nodes) == 1 else None,
         missing=missing,
@@ -331,7 +334,7 @@ def _background_text(failures: Mapping[int | None, Trace], ranks: Sequence[int])
     """Return which exception ended a thread, a task or a child of the first of these ranks, if any."""
     if not failures:
         return []
-    trace = failures[ranks[0]]
+    trace = next(failures[rank] for rank in ranks if rank in failures)
     place = f" in {trace.user_frame.place()}" if trace.user_frame is not None else ""
     return [f"{trace.background} failed with {trace.headline}{place}"]
 
@@ -352,7 +355,7 @@ def _scope_of(ranks: Sequence[int]) -> str:
     return "one_rank" if len(ranks) == 1 else "several_or_all_ranks"
 
 
-def _exited_early(findings: list[Finding], context: JobContext) -> _Cause | None:
+def _exited_early(evidence: Sequence[RankEvidence], findings: list[Finding], context: JobContext) -> _Cause | None:
     """Some ranks exited with success before the others lost their connections: they exited too early."""
     broken = [each for each in findings if each.role == SECONDARY]
     if not broken:
@@ -363,11 +366,14 @@ def _exited_early(findings: list[Finding], context: JobContext) -> _Cause | None
         return None
     ranks = _ranks_of(left)
     nodes = {each.node for each in left}
+    absent = [each for each in evidence if each.rank in ranks]
+    failures = {each.rank: trace for each in absent if (trace := last_background_failure(each.tail)) is not None}
+    headline = f"left early: {left[0].headline} while {name_ranks(_ranks_of(broken))} still communicated"
     return _Cause(
         findings=left,
         scope=_scope_of(ranks),
         category="collective_desync",
-        headline=f"left early: {left[0].headline} while {name_ranks(_ranks_of(broken))} still communicated",
+        headline="; ".join([headline, *_background_text(failures, ranks)]),
         hint="every rank must run the same number of steps and collectives: compare the amount of data per rank",
         ranks=ranks,
         node=left[0].node if len(nodes) == 1 else None,
@@ -376,10 +382,10 @@ def _exited_early(findings: list[Finding], context: JobContext) -> _Cause | None
 
 def _wrong_address(evidence: Sequence[RankEvidence], findings: list[Finding]) -> _Cause | None:
     """One rank tried to reach the store at an address where there is none."""
-    found = _find_wrong_address(evidence)
-    if found is None:
+    mismatch = _find_wrong_address(evidence)
+    if mismatch is None:
         return None
-    rank, address = found
+    rank, address = mismatch
     own = [each for each in findings if each.rank == rank]
     headline = f"could not reach a store at ({address}); the other ranks waited in another one"
     hint = "compare its MASTER_ADDR, MASTER_PORT and route with those of the other ranks"
@@ -486,7 +492,7 @@ def _fingerprint(cause: _Cause) -> str:
 
 
 def _odd_one_out(first: Finding, findings: Sequence[Finding], ranks: Sequence[int], context: JobContext) -> int | None:
-    """Return the only rank that differs from all others, according to two or more of them.
+    """Return the only rank that differs from all others, or for which they waited, according to two or more of them.
 
     Not one that fails alike and names no other: then the texts are about something that all ranks share.
     """
@@ -497,6 +503,12 @@ def _odd_one_out(first: Finding, findings: Sequence[Finding], ranks: Sequence[in
     agrees = all(each.peer == most or each.rank == most for each in reports)
     if most is not None and votes[most] > 1 and agrees and (itself is None or itself.peer is not None):
         return most
+    # All of them waited for one rank, which did not fail itself.
+    waits = [each for each in findings if each.awaited is not None and each.role == PRIMARY]
+    awaited = {each.awaited for each in waits}
+    failed = {each.rank for each in findings if each.role in (PRIMARY, UNEXPLAINED)}
+    if first.awaited is not None and len(waits) > 1 and len(awaited) == 1 and not awaited & failed:
+        return first.awaited
     # All of them received the tensor from the one rank that reports nothing.
     others = {rank for own in context.ranks_per_node.values() for rank in own} - set(ranks)
     return others.pop() if _is_wrong_size(first) and len(ranks) > 1 and len(others) == 1 else None
@@ -587,7 +599,7 @@ class _TimedOut(NamedTuple):
     collective: str
 
 
-def _find_missing(evidence: Sequence[RankEvidence], context: JobContext) -> dict[str, Any] | None:
+def _find_missing(evidence: Sequence[RankEvidence], context: JobContext) -> MissingRanks | None:
     """Return the missing ranks: {collective, seq, waiting, missing, stacks}; None if the texts do not show them."""
     matches = ((each.rank, _WORK.search(each.tail)) for each in evidence)
     waits = [
@@ -604,7 +616,7 @@ def _find_missing(evidence: Sequence[RankEvidence], context: JobContext) -> dict
     world = {rank for ranks in context.ranks_per_node.values() for rank in ranks}
     world |= set(range(context.world_size or 0))
     away = {rank for node in context.lost_nodes for rank in context.ranks_of(node)}
-    missing = behind or world - waiting - away or _furthest_behind(waits, queued)
+    missing = behind or world - waiting - away
     # If only the texts show which ranks there were, a single one is not a group.
     if context.world_size is None and len(waiting) < 2:
         return None
@@ -629,13 +641,6 @@ def _queued(evidence: Sequence[RankEvidence], waits: list[_TimedOut]) -> dict[in
         rank: read_number(state["number"]) for rank, state in states.items() if groups and state["group"] == group
     }
     return {**{wait.rank: wait.seq for wait in waits if wait.rank not in states}, **queued}
-
-
-def _furthest_behind(waits: list[_TimedOut], queued: dict[int, int]) -> set[int]:
-    """Return the rank that queued fewer collectives than all other waiting ranks."""
-    numbers = [queued.get(wait.rank, wait.seq) for wait in waits]
-    behind = {wait.rank for wait, number in zip(waits, numbers) if number == min(numbers)}
-    return behind if len(behind) == 1 and len(waits) > 1 else set()
 
 
 def _find_wrong_address(evidence: Sequence[RankEvidence]) -> tuple[int, str] | None:

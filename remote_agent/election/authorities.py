@@ -19,7 +19,7 @@ _PEM = re.compile(r"-----BEGIN CERTIFICATE-----\n[A-Za-z0-9+/=\n]+-----END CERTI
 
 def _split(text: str) -> dict[str, str]:
     """Return each certificate of a PEM text by its fingerprint, in order."""
-    pems = [found[0].rstrip("\n") + "\n" for found in _PEM.finditer(text)]
+    pems = [match[0].rstrip("\n") + "\n" for match in _PEM.finditer(text)]
     return {hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem)).hexdigest(): pem for pem in pems}
 
 
@@ -30,10 +30,10 @@ def read(path: Path) -> list[str]:
 
 def add(path: Path, text: str) -> None:
     """Trust further authorities; raises Problem for what is no certificate, OSError."""
-    known, given = _split(read_text(path)), _split(text)
-    if given.keys() <= known.keys():
+    known, added = _split(read_text(path)), _split(text)
+    if added.keys() <= known.keys():
         return
-    both = "".join({**known, **given}.values())
+    both = "".join({**known, **added}.values())
     try:
         # What cannot be read later would shut all nodes out.
         ssl.create_default_context(cadata=both)

@@ -96,7 +96,7 @@ class Ballot:
 
     def renew_lease(self, sent: float) -> None:
         """Note that the coordinator has answered what was sent at that time."""
-        self.view = member.heard(self.view, sent)
+        self.view = member.renew_lease(self.view, sent)
 
     def note_refused(self) -> None:
         """Note that nothing listens at the coordinator's address any more."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection
-from typing import TYPE_CHECKING, Any, Protocol, Union
+from typing import TYPE_CHECKING, Protocol, Union
 
 from remote_agent.base import clocks
 from remote_agent.coordinator import policy, quorum, replay
 from remote_agent.coordinator.journal import Journal, chunks
 from remote_agent.election import member
-from remote_agent.wire import Answer, Channel, Items, JobSpec, Problem
+from remote_agent.wire import Answer, Args, Channel, Items, JobSpec, Problem
 
 if TYPE_CHECKING:
     from remote_agent.base.tasks import Tasks
@@ -26,7 +26,6 @@ log = logging.getLogger(__name__)
 
 SUCCESSOR_PAUSES_S = (0.1, 0.3, 1.0, 2.0)
 ELECTION_PAUSE_S = 1.0
-Args = dict[str, Any]
 PeerRequest = Callable[[str, "Channel | None", Args], Awaitable[Union[Answer, Items]]]
 """Answers one request of another agent: its node, the connection, the arguments."""
 
@@ -64,10 +63,10 @@ class Election:
         self._not_before = 0.0
         self._refusal = ""
         self.requests: dict[str, PeerRequest] = {
-            "vote": self._hear_vote,
-            "who": self._hear_who,
-            "announce": self._hear_announcement,
-            "take_over": self._hear_take_over,
+            "vote": self._on_vote,
+            "who": self._on_who,
+            "announce": self._on_announcement,
+            "take_over": self._on_take_over,
         }
 
     def note_trouble(self, text: str) -> None:
@@ -106,8 +105,8 @@ class Election:
         args = {"term": view.term, "where": self._peers.members[self._me]}
         answer, trouble = await self._peers.ask_endpoint("who", args)
         if not view.term:
-            found = answer and answer["coordinator"]
-            self.note_trouble("" if found else trouble or f"{self._spec.endpoint}: no coordinator there yet")
+            coordinator = answer and answer["coordinator"]
+            self.note_trouble("" if coordinator else trouble or f"{self._spec.endpoint}: no coordinator there yet")
         if answer:
             # After a restart of all agents the old addresses are wrong; the endpoint learns new ones from questions.
             self._peers.learn({name: where for name, where in answer["members"].items() if name != self._me})
@@ -125,7 +124,7 @@ class Election:
     # Candidates
 
     def stand_if_due(self, now: float) -> None:
-        """Start an election beside the caller, where one is due and it is this node's turn."""
+        """Start an election in the background, if one is due and it is this node's turn."""
         view = self._ballot.view
         running = self._running is not None and not self._running.done()
         if running or now <= self._not_before or not member.leaderless(view, now):
@@ -218,7 +217,7 @@ class Election:
         self.announce()
 
     def renew_beyond(self, term: int) -> None:
-        """Renew our term as coordinator where a node is in a newer one: else it cannot follow us.
+        """Renew our term as coordinator if a node is in a newer one: otherwise it cannot follow us.
 
         Only while we hold our group: otherwise the newer term may be that of another coordinator.
         """
@@ -264,8 +263,8 @@ class Election:
 
     # Requests of other nodes
 
-    async def _hear_vote(self, node: str, channel: Channel | None, args: Args) -> Items:
-        # Who asks is known from its certificate: nobody asks for another node.
+    async def _on_vote(self, node: str, channel: Channel | None, args: Args) -> Items:
+        # The certificate shows which node asks: no node can ask for another one.
         if str(args["candidate"]) != node:
             raise Problem("bad_request", f"{node} asks for a vote for another node")
         self._learn(node, args)
@@ -300,20 +299,20 @@ class Election:
         """Whether this node is the coordinator, and has not named a successor."""
         return self._office.is_held and self._ballot.view.coordinator == self._me
 
-    async def _hear_who(self, node: str, channel: Channel | None, args: Args) -> Answer:
+    async def _on_who(self, node: str, channel: Channel | None, args: Args) -> Answer:
         self._learn(node, args)
         self.renew_beyond(int(args["term"]))
         view = self._ballot.view
         return Answer({"term": view.term, "coordinator": view.coordinator, "members": self._peers.members})
 
-    async def _hear_announcement(self, node: str, channel: Channel | None, args: Args) -> Answer:
+    async def _on_announcement(self, node: str, channel: Channel | None, args: Args) -> Answer:
         if str(args["coordinator"]) != node:
             raise Problem("bad_request", f"{node} announces another node")
         self._peers.learn(args["members"])
         self._ballot.follow(int(args["term"]), node)
         return Answer({})
 
-    async def _hear_take_over(self, node: str, channel: Channel | None, args: Args) -> Answer:
+    async def _on_take_over(self, node: str, channel: Channel | None, args: Args) -> Answer:
         refusal = await self.inherit() if node == self._handed_over_by() else f"{node} is not the coordinator"
         if refusal:
             raise Problem("election", refusal)

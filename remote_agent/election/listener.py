@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HANDSHAKE_S = 5.0
-# Of that, for somebody who was silent until the end.
+# What is left of that, at least, for a stranger that was silent until the end.
 LEAST_S = 0.1
-# For strangers, in addition to one for each node: all nodes may come at once.
+# Slots for strangers, in addition to one for each node: all nodes may connect at once.
 STRANGERS = 16
 # A node's link to the coordinator, a question, a request for a vote, an announcement; two for a snapshot that it
 # takes, and one for the last output of ranks.
 PER_NODE = 7
-# The next attempt to accept where the machine has no descriptor or memory for a connection.
+# The pause before accepting again when the machine has no descriptor or memory for a connection.
 EXHAUSTED_S = 1.0
 Accepted = Callable[[str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -151,7 +151,7 @@ class Listener:
         protocol = asyncio.StreamReaderProtocol(reader)
         end = self._loop.time() + HANDSHAKE_S
         try:
-            # The buffers of TLS take 300 KB, so they wait for somebody who speaks.
+            # The buffers of TLS take 300 KB, so they are allocated only once the other side has sent something.
             await asyncio.wait_for(self._await_bytes(sock), HANDSHAKE_S)
             context = self._current_context()
         except BaseException:

@@ -59,7 +59,7 @@ def is_news(member: Member, term: int, coordinator: str) -> bool:
     return term > member.term or (term == member.term and member.coordinator is None)
 
 
-def heard(member: Member, sent: float) -> Member:
+def renew_lease(member: Member, sent: float) -> Member:
     """Renew the lease: the coordinator answered a heartbeat that we sent then."""
     return dataclasses.replace(member, contact=max(member.contact, sent), dead_since=None)
 

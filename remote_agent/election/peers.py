@@ -22,12 +22,12 @@ from remote_agent.wire.channel import refuse
 if TYPE_CHECKING:
     from remote_agent.base.paths import JobFiles
     from remote_agent.base.tasks import Tasks
+    from remote_agent.wire.documents import Json
 
 log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 5.0
 ASK_TIMEOUT_S = 5.0
-Document = dict[str, Any]
 
 
 class PeerRefused(Exception):
@@ -46,11 +46,11 @@ class Peers:
         self._node = node
         self._endpoint = endpoint
         self._tasks = tasks
-        self.members: dict[str, Document] = read_json(files.members)
+        self.members: dict[str, Json] = read_json(files.members)
         """Address and port of each agent, by node."""
-        self._own: dict[str, Document] = {}
-        self._certain: dict[str, Document] = {}
-        """Where nodes listen by their own word, an operator's, or their certificate."""
+        self._own: dict[str, Json] = {}
+        self._certain: dict[str, Json] = {}
+        """Where nodes listen according to themselves, to an operator or to their certificate."""
         self._written = dict(self.members)
         self._writing = False
 
@@ -65,7 +65,7 @@ class Peers:
         self.learn(self._own)
 
     def learn(self, members: Mapping[str, Mapping[str, Any]], *, certain: bool = False) -> None:
-        """Note where agents are, and write it to the disk soon; `certain`: by their own word, or an operator's.
+        """Note where agents are, and write it to the disk soon; `certain`: according to themselves or an operator.
 
         Anything else is hearsay: good for dialling, as the certificate decides who is there, and no proof of a death.
         """
@@ -96,7 +96,7 @@ class Peers:
             channel = await connect(self._files, node, where["address"], int(where["port"]), handler)
         except PeerRefused as error:
             if self._certain.get(node) != where:
-                raise PeerUnreachable(f"{error}, where others say that it is") from error
+                raise PeerUnreachable(f"{error}, at the address that other nodes reported") from error
             raise
         self._certain[node] = where
         return channel
@@ -127,7 +127,7 @@ class Peers:
         where = self._certain.get(node)
         return where is not None and await is_dead(where["address"], int(where["port"]))
 
-    async def ask(self, node: str, op: str, args: Document) -> Document | None:
+    async def ask(self, node: str, op: str, args: Json) -> Json | None:
         """Return another node's answer to one question, None where there is none."""
         where = self.members.get(node)
         if where is None or node == self._node:
@@ -142,7 +142,7 @@ class Peers:
         port = split_endpoint(self._endpoint, 0)[1]
         return not port or any(name in nodes and where["port"] == port for name, where in self.members.items())
 
-    async def ask_endpoint(self, op: str, args: Document) -> tuple[Document | None, str]:
+    async def ask_endpoint(self, op: str, args: Json) -> tuple[Json | None, str]:
         """Return the answer of the agent at the job's endpoint, or None and the reason."""
         try:
             return await self._ask_at("", *split_endpoint(self._endpoint, 0), op, args), ""
@@ -150,7 +150,7 @@ class Peers:
             foreign = isinstance(error.__cause__, ssl.SSLCertVerificationError)
             return None, f"{error} (another key or another --rdzv-id there)" if foreign else str(error)
 
-    async def _ask_at(self, node: str, address: str, port: int, op: str, args: Document) -> Document | None:
+    async def _ask_at(self, node: str, address: str, port: int, op: str, args: Json) -> Json | None:
         channel = await connect(self._files, node, address, port, refuse)
         running = asyncio.ensure_future(channel.run())
         try:
@@ -164,10 +164,10 @@ class Peers:
             await asyncio.gather(running, return_exceptions=True)
 
 
-async def _join_pieces(pieces: Items) -> Document:
+async def _join_pieces(pieces: Items) -> Json:
     """Return the pieces of an answer as one; each piece has some of its records."""
-    whole: Document = {}
-    records: list[Document] = []
+    whole: Json = {}
+    records: list[Json] = []
     try:
         async for piece in pieces:
             whole.update(piece.data)
@@ -218,7 +218,7 @@ async def connect(files: JobFiles, node: str, address: str, port: int, handler: 
         writer.close()
         with contextlib.suppress(OSError, asyncio.TimeoutError):
             await asyncio.wait_for(writer.wait_closed(), 1.0)
-        raise PeerUnreachable(f"{address}:{port} is {peer_name(writer) or 'nobody of this job'}, not {node}")
+        raise PeerUnreachable(f"{address}:{port} is {peer_name(writer) or 'no agent of this job'}, not {node}")
     return Channel(reader, writer, handler)
 
 

@@ -32,7 +32,7 @@ __all__ = ["IMPORTS", "WAIT_ORDER", "BootDirectory", "add_bootstrap", "command",
 # The same as torchrun's run_script_path.
 RUN_PATH = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
-# Of the directories' names: of a generation, of a waiting process, of either in the system's directory.
+# Beginnings of directory names: of a generation, of a waiting process, of either in the system's directory.
 _PREFIXES = (".run-", ".wait-", "supervisor-run-")
 
 
@@ -149,9 +149,9 @@ def command(order: Order, boot: Path, env: Mapping[str, str]) -> list[str]:
 
 def add_bootstrap(env: dict[str, str], boot: Path) -> None:
     """Put the bootstrap first on a worker's PYTHONPATH; the bootstrap's `hide` removes it again."""
-    given = env.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
+    inherited = env.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
     here = str(boot)
-    env["PYTHONPATH"] = here if given is None else here + os.pathsep + (given or here)
+    env["PYTHONPATH"] = here if inherited is None else here + os.pathsep + (inherited or here)
 
 
 def remove_bootstrap(env: dict[str, str]) -> None:

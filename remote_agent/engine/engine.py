@@ -32,7 +32,7 @@ from remote_agent.engine.standby import Standby
 from remote_agent.engine.torch_processes import Torch, TorchProcesses
 from remote_agent.vitals import netif
 from remote_agent.vitals.host_notes import HostNotes
-from remote_agent.wire import Answer, Channel, ChannelClosed, Problem, WireError
+from remote_agent.wire import Answer, Args, Channel, ChannelClosed, Problem, WireError
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class Engine:
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "processes")
         self._torch = torch or TorchProcesses(job, self._finish_in_thread, self._orphans, self._store_failed)
         self._facts: asyncio.Task[dict[str, Any]] | None = None
-        """Those of the installed torch, once somebody has asked for them."""
+        """The facts about the installed torch, once they have been requested."""
         # A name server that does not answer takes seconds.
         self._own_name = asyncio.ensure_future(netif.own_name_address())
         self._current = -1
@@ -79,7 +79,7 @@ class Engine:
         self._granted_s = 0.0
         self._renewed = asyncio.Event()
         """Set by each sign of life of the agent."""
-        self._outbox: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
+        self._outbox: asyncio.Queue[tuple[str, Args]] = asyncio.Queue()
         self._standby = Standby(
             self._orphans, self._finish_in_thread, lambda facts: self._outbox.put_nowait(("standby", facts))
         )
@@ -120,7 +120,7 @@ class Engine:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         await self._vanish()
 
-    async def _renew(self, args: dict[str, Any]) -> dict[str, Any]:
+    async def _renew(self, args: Args) -> dict[str, Any]:
         """Note that the agent is alive; for this many seconds the other nodes do not give up this node."""
         self._granted_s = float(args["s"])
         self._renewed.set()
@@ -136,7 +136,7 @@ class Engine:
     async def _is_renewed(self, share: float) -> bool:
         return await within(self._renewed, share * self._granted_s)
 
-    async def _handle(self, op: str, args: dict[str, Any], body: bytes) -> Answer:
+    async def _handle(self, op: str, args: Args, body: bytes) -> Answer:
         handler = self._ops.get(op)
         if handler is None:
             raise Problem("unknown_op", f"unknown request to an engine: {op}")
@@ -165,7 +165,7 @@ class Engine:
             raise Problem("engine", f"torch cannot be imported: {facts['error']}", hint)
         return facts
 
-    async def _hello(self, args: dict[str, Any]) -> dict[str, Any]:
+    async def _hello(self, args: Args) -> dict[str, Any]:
         """Return what is installed; `order`: what `go` will probably have, to prepare for it meanwhile."""
         known, nproc = str(args.get("known") or ""), str(args.get("nproc") or "1")
         here = installed.Installation(known, self._torch.ask)
@@ -191,7 +191,7 @@ class Engine:
     def _store_failed(self, why: str) -> None:
         self._outbox.put_nowait(("order_failed", {"generation": self._prepared, "message": why}))
 
-    async def _prepare(self, args: dict[str, Any]) -> dict[str, Any]:
+    async def _prepare(self, args: Args) -> dict[str, Any]:
         generation = _number(args, "generation")
         if generation <= self._floor:
             raise Problem("stale", f"generation {generation} is over")
@@ -215,7 +215,7 @@ class Engine:
             raise Problem("store", f"no store on {host}: {text}", "is the `address` of this host right?") from error
         return {"port": port}
 
-    async def _go(self, args: dict[str, Any]) -> dict[str, Any]:
+    async def _go(self, args: Args) -> dict[str, Any]:
         order = Order.from_args(args)
         leaked = (await self._installed())["leaked"]
         context = LaunchContext(self._notes, self._orphans, leaked, self._finish_in_thread, self._standby)
@@ -248,12 +248,12 @@ class Engine:
         """Return the order with the variables by which other nodes reach its workers, and what to say about them."""
         if order.group_world_size == 1 and order.rendezvous is None:
             return order, None
-        given = {**os.environ, **order.env}
-        sockets = await netif.sockets(order.address, await asyncio.shield(self._own_name), given)
+        environment = {**os.environ, **order.env}
+        sockets = await netif.sockets(order.address, await asyncio.shield(self._own_name), environment)
         notice = {"kind": sockets.kind, "message": sockets.notice} if sockets.notice else None
         return dataclasses.replace(order, env={**order.env, **sockets.variables}), notice
 
-    async def _stop(self, args: dict[str, Any]) -> dict[str, Any]:
+    async def _stop(self, args: Args) -> dict[str, Any]:
         generation = _number(args, "generation")
         if generation < self._current:
             raise Problem("stale", f"generation {generation} is over, {self._current} is here")
@@ -277,32 +277,32 @@ class Engine:
             raise Problem("no_workers", "no worker runs on this node")
         return self._group
 
-    async def _stacks(self, args: dict[str, Any]) -> dict[str, Any]:
+    async def _stacks(self, args: Args) -> dict[str, Any]:
         return await self._live_group().stacks(args.get("ranks"))
 
-    async def _pulse(self, args: dict[str, Any]) -> dict[str, Any]:
+    async def _pulse(self, args: Args) -> dict[str, Any]:
         return {"ranks": await self._live_group().pulses(bool(args.get("stacks")))}
 
-    async def _keep(self, args: dict[str, Any]) -> dict[str, Any]:
+    async def _keep(self, args: Args) -> dict[str, Any]:
         return {"files": await self._live_group().keep(args.get("ranks"))}
 
-    async def _signal(self, args: dict[str, Any]) -> dict[str, Any]:
+    async def _signal(self, args: Args) -> dict[str, Any]:
         return {"refused": self._live_group().send(args["pids"], str(args["signal"]))}
 
-    async def _begin_standby(self, args: dict[str, Any]) -> dict[str, Any]:
+    async def _begin_standby(self, args: Args) -> dict[str, Any]:
         """Start the waiting process, now that the ranks have made steps."""
         if self._live_group().generation == _number(args, "generation"):
             await self._standby.begin()
         return {}
 
-    async def _rest(self, args: dict[str, Any]) -> dict[str, Any]:
+    async def _rest(self, args: Args) -> dict[str, Any]:
         """Start the waiting process for the next job, now that this one is over."""
         self._refuse_while_running()
         # No rank runs here that it could slow down.
         await self._standby.begin(is_urgent=True)
         return {}
 
-    async def _next(self, args: dict[str, Any]) -> dict[str, Any]:
+    async def _next(self, args: Args) -> dict[str, Any]:
         """Serve another job: what is loaded stays, and all else is as if this process had just been started."""
         self._refuse_while_running()
         os.environ.clear()
@@ -348,7 +348,7 @@ class Engine:
         await self._orphans.sweep((), VANISH_S)
 
 
-def _number(args: dict[str, Any], name: str) -> int:
+def _number(args: Args, name: str) -> int:
     value = args.get(name)
     if not isinstance(value, int):
         raise Problem("bad_request", f"{name} is not a number: {value!r}")

@@ -9,9 +9,12 @@ import json
 import logging
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from remote_agent.diagnose.tracebacks import read_error_document
+
+if TYPE_CHECKING:
+    from remote_agent.wire.documents import ErrorDocument, LastLine, RankExit
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +31,7 @@ NODE_BYTES = 3 * 1024 * 1024
 LINE_CHARS = (8192, 2048, 512, 128, 32)
 
 
-def read_error(path: Path) -> dict[str, Any] | None:
+def read_error(path: Path) -> ErrorDocument | None:
     """Return {message, callstack, timestamp_ns} of an error file, or None when it cannot be read."""
     try:
         with open(path, "rb") as file:
@@ -39,7 +42,8 @@ def read_error(path: Path) -> dict[str, Any] | None:
     error = read_error_document(text, modified_ns)
     if error is None:
         return None
-    return {key: shortened(value) if isinstance(value, str) else value for key, value in error.items()}
+    stack = error["callstack"]
+    return {**error, "message": shortened(error["message"]), "callstack": None if stack is None else shortened(stack)}
 
 
 def shortened(text: str, chars: int = TEXT_CHARS) -> str:
@@ -79,7 +83,7 @@ def _count_lines(file: Any) -> int:
     return count + (last != b"\n")
 
 
-def read_evidence(directory: Path, ranks: int = 1) -> dict[str, Any]:
+def read_evidence(directory: Path, ranks: int = 1) -> RankExit:
     """Return what a dead rank left in its directory, limited to its share of `ranks` on this node.
 
     error; tail and stderr_lines; said: the last line of stdout and its number; nccl: the warnings of its nccl.log.
@@ -92,13 +96,14 @@ def read_evidence(directory: Path, ranks: int = 1) -> dict[str, Any]:
         return {"error": None, "tail": "", "stderr_lines": None, "said": None, "nccl": ""}
 
 
-def _fitting(document: dict[str, Any], size: int) -> dict[str, Any]:
+def _fitting(document: RankExit, size: int) -> RankExit:
     """Cut long lines, then long texts, until the document takes at most `size` bytes on the wire."""
-    cut = document
+    cut: RankExit = document
     for chars in LINE_CHARS:
         if len(json.dumps(cut)) <= size:
             break
-        cut = {key: _cut(value, chars) for key, value in document.items()}
+        shorter: Any = {key: _cut(value, chars) for key, value in document.items()}
+        cut = shorter
     return cut
 
 
@@ -113,12 +118,12 @@ def _cut(value: Any, chars: int) -> Any:
     return shortened("\n".join(lines), TAIL_LINES * (chars + 4))
 
 
-def _read(directory: Path) -> dict[str, Any]:
+def _read(directory: Path) -> RankExit:
     tail, lines = read_tail(directory / "stderr.log")
     nccl, _ = read_tail(directory / "nccl.log")
     warnings = [line for line in nccl.split("\n") if "WARN" in line]
     error = read_error(directory / "error.json")
     out, out_lines = read_tail(directory / "stdout.log")
     last = shortened(out.rpartition("\n")[2])
-    said = {"text": last, "line": out_lines} if last.strip() else None
-    return {"error": error, "tail": tail, "stderr_lines": lines, "said": said, "nccl": "\n".join(warnings)}
+    last_output: LastLine | None = {"text": last, "line": out_lines} if last.strip() else None
+    return {"error": error, "tail": tail, "stderr_lines": lines, "said": last_output, "nccl": "\n".join(warnings)}

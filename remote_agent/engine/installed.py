@@ -21,6 +21,7 @@ from typing import Any
 
 from remote_agent.base.files import atomic_write, read_json
 from remote_agent.base.proc import last_line, own_command, run_program
+from remote_agent.vitals.gpus.gpu import SELECTORS
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ MAX_KNOWN = 16
 # Names in /dev whose appearance changes what torch sees.
 DEVICES = ("nvidia", "kfd", "dri", "accel")
 # Variables that change what torch is, or what it sees.
-VARIABLES = ("PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+VARIABLES = ("PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD", *SELECTORS)
 Ask = Callable[[], Awaitable["dict[str, Any]"]]
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from remote_agent.base.files import set_aside
-from remote_agent.wire import Problem
+from remote_agent.wire import Args, Problem
 
 KINDS = ("script", "module", "run_path", "binary")
 # Variables for the agent that workers must not inherit.
@@ -35,7 +35,7 @@ class Order:
     world_size: int
     group_world_size: int
     address: str
-    """Of this node, for the others."""
+    """The address of this node for the others."""
     master_addr: str
     master_port: int
     restart_count: int
@@ -59,7 +59,7 @@ class Order:
     """The directory of what is known of scripts for a waiting process; empty: there is none."""
 
     @classmethod
-    def from_args(cls, args: dict[str, Any]) -> Order:
+    def from_args(cls, args: Args) -> Order:
         """Read the arguments of `go`; raises Problem that names the wrong argument."""
         try:
             values = {field.name: args[field.name] for field in dataclasses.fields(cls)}
@@ -117,15 +117,15 @@ def worker_environment(order: Order, local_rank: int, leaked: dict[str, str]) ->
         TORCHELASTIC_RUN_ID=order.run_id,
         TORCHELASTIC_USE_AGENT_STORE="True",
     )
-    given = {**os.environ, **order.env}
-    env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = given.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
-    if order.local_world_size > 1 and "OMP_NUM_THREADS" not in given:
+    base = {**os.environ, **order.env}
+    env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = base.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    if order.local_world_size > 1 and "OMP_NUM_THREADS" not in base:
         env["OMP_NUM_THREADS"] = "1"
     if order.virtual_local_rank:
         env["LOCAL_RANK"] = "0"
-        env["CUDA_VISIBLE_DEVICES"] = _own_device(given.get("CUDA_VISIBLE_DEVICES"), local_rank)
-    env.update(rank_files(order.log_dir / f"rank_{rank}", given))
-    if "PWD" in given:
+        env["CUDA_VISIBLE_DEVICES"] = _own_device(base.get("CUDA_VISIBLE_DEVICES"), local_rank)
+    env.update(rank_files(order.log_dir / f"rank_{rank}", base))
+    if "PWD" in base:
         # As if a shell had started torchrun in that directory.
         env["PWD"] = order.cwd
     return env
@@ -137,9 +137,9 @@ def whole_environment(order: Order, local_rank: int, leaked: dict[str, str]) -> 
     return {**os.environ, **worker_environment(order, local_rank, leaked), "TORCHELASTIC_ERROR_FILE": str(errors)}
 
 
-def rank_files(directory: Path, given: Mapping[str, str]) -> dict[str, str]:
+def rank_files(directory: Path, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that name a rank's files: for its metrics, and for NCCL's debug output if it has any."""
-    asks_nccl = given.get("NCCL_DEBUG") and "NCCL_DEBUG_FILE" not in given
+    asks_nccl = environment.get("NCCL_DEBUG") and "NCCL_DEBUG_FILE" not in environment
     return {"SUPERVISOR_METRICS": str(directory / "metrics.jsonl"), **(_nccl_file(directory) if asks_nccl else {})}
 
 
@@ -157,7 +157,7 @@ def link_nccl(order: Order, pids: dict[int, int], directories: dict[int, Path]) 
     path = {**os.environ, **order.env}.get("NCCL_DEBUG_FILE", "")
     for local_rank, pid in pids.items() if "%p" in path else ():
         words = {"%": "%", "h": socket.gethostname().partition(".")[0], "p": str(pid)}
-        target = re.sub("%(.)", lambda found, words=words: words.get(found[1], found[0]), path)  # type: ignore[misc]
+        target = re.sub("%(.)", lambda match, words=words: words.get(match[1], match[0]), path)  # type: ignore[misc]
         # The workers already run, and a full disk must not end them.
         with contextlib.suppress(OSError):
             (directories[local_rank] / "nccl.log").symlink_to(Path(order.cwd, target))

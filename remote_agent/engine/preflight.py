@@ -10,12 +10,15 @@ import statistics
 import sys
 import time
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from remote_agent.base.ports import reached_as
 from remote_agent.base.proc import die_with_parent
 from remote_agent.engine import torch_api
 from remote_agent.engine.torch_api import distributed, torch
+
+if TYPE_CHECKING:
+    from remote_agent.wire import Args
 
 # 16 MiB of floats: enough to show a slow link, small enough for any GPU.
 ELEMENTS = 4 * 1024 * 1024
@@ -36,7 +39,7 @@ def facts() -> dict[str, Any]:
     return {**torch_api.facts(), "gpu_names": names}
 
 
-def collective(args: dict[str, Any]) -> dict[str, Any]:
+def collective(args: Args) -> dict[str, Any]:
     """Take part in all-reduces of 16 MiB and of 4 bytes; returns the medians in ms. Raises what torch raises.
 
     `bus_gb_per_s` is the traffic of each link as nccl-tests counts it: a ring moves 2 (n - 1) / n of the bytes.

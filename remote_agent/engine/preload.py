@@ -52,12 +52,12 @@ class Beneath:
     def variables(self) -> dict[bytes, bytes]:
         """Return what getenv of C finds."""
         at = 0
-        found: dict[bytes, bytes] = {}
+        values: dict[bytes, bytes] = {}
         while self._texts and (entry := self._texts[at]) is not None:
             name, _, value = entry.partition(b"=")
-            found.setdefault(name, value)
+            values.setdefault(name, value)
             at += 1
-        return found
+        return values
 
     def take_back(self, expected: dict[bytes, bytes]) -> list[tuple[Any, ...]]:
         """Undo what differs from variables as Python knows them, and from the first actions; returns it as events."""
@@ -195,7 +195,7 @@ class Notes:
         for key in {key for key, _ in changed.items() ^ self._real["environ"].items()}:
             put(key, self._real["environ"].get(key))
         for entry in sys.path_importer_cache.keys() - self._searched:
-            # Else a script would search in directories as they were.
+            # Otherwise a script would search directories as they were at that time.
             del sys.path_importer_cache[entry]
         for name, before in self._first.items():
             self._lists[name][0][:] = before
@@ -240,8 +240,8 @@ class Notes:
             if level:
                 name = _bootstrap._resolve_name(name, _bootstrap._calc___package__(globals), level)
             self._asked(name)
-            for part in fromlist or ():
-                self._asked(f"{name}.{part}")
+            for submodule in fromlist or ():
+                self._asked(f"{name}.{submodule}")
         return module
 
     def _gcd_import(self, name: str, package: Any = None, level: int = 0) -> Any:
@@ -430,8 +430,8 @@ class Stash:
             else:
                 os.environ[str(key)] = value
         elif what == "call":
-            function, *given = args
-            function(*given)
+            function, *rest = args
+            function(*rest)
         elif what == "atexit":
             import atexit
 

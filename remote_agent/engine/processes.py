@@ -16,10 +16,13 @@ import subprocess
 import time
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from remote_agent.base.proc import start_ticks, stat_fields
 from remote_agent.base.tasks import within
+
+if TYPE_CHECKING:
+    from remote_agent.wire.documents import RankExit
 
 log = logging.getLogger(__name__)
 
@@ -305,14 +308,17 @@ def _belongs(pid: int, fields: list[str], worker: Worker) -> bool:
 
 
 def exit_document(
-    rank: RankProcess, death: Death, asked_ns: int | None, stopped_by_us: bool, evidence: dict[str, Any]
-) -> dict[str, Any]:
+    rank: RankProcess, death: Death, asked_ns: int | None, stopped_by_us: bool, evidence: RankExit
+) -> RankExit:
     """Return the `Exit` of the wire."""
     return {
         "rank": rank.rank,
         "local_rank": rank.local_rank,
         "pid": rank.pid,
-        **dataclasses.asdict(death),
+        "code": death.code,
+        "signal": death.signal,
+        "core": death.core,
+        "t_ns": death.t_ns,
         "over_ns": rank.over_ns,
         "asked_ns": asked_ns,
         "sent": rank.sent,

@@ -118,21 +118,21 @@ class Memory:
         return [name for name in self._names() if not {name, name.partition(".")[0]} & left_out.keys()]
 
     def _names(self) -> list[str]:
-        given = self._known.get("modules")
-        names = given if isinstance(given, list) else []
+        modules = self._known.get("modules")
+        names = modules if isinstance(modules, list) else []
         return [name for name in names if isinstance(name, str) and MODULE.fullmatch(name)] or named_by(self._started)
 
     @property
     def left_out(self) -> dict[str, str]:
         """Modules and whole packages that are not loaded, with the reason."""
-        given = self._known.get("left_out")
-        return {str(name): str(why) for name, why in given.items()} if isinstance(given, dict) else {}
+        reasons = self._known.get("left_out")
+        return {str(name): str(why) for name, why in reasons.items()} if isinstance(reasons, dict) else {}
 
     @property
     def pss_kb(self) -> int:
         """The memory that the waiting process took last time, or an estimate."""
-        given = self._known.get("pss_kb")
-        return given if isinstance(given, int) and given > 0 else EXPECTED_KB
+        measured = self._known.get("pss_kb")
+        return measured if isinstance(measured, int) and measured > 0 else EXPECTED_KB
 
     def note(self, **facts: Any) -> None:
         """Remember facts for the next time."""
@@ -195,8 +195,8 @@ def named_by(started: LastStart) -> list[str]:
             names.append(one.module)
     folders = [str(path.parent), *started.env.get("PYTHONPATH", "").split(os.pathsep), *sys.path]
     packages = {name for one in names if _is_package(name := one.partition(".")[0], folders)}
-    found = [name for name in dict.fromkeys(names) if name.partition(".")[0] in packages]
-    return [*found, *(late for name, late in LOADED_LATE.items() if name in packages)]
+    modules = [name for name in dict.fromkeys(names) if name.partition(".")[0] in packages]
+    return [*modules, *(late for name, late in LOADED_LATE.items() if name in packages)]
 
 
 def _run_at_import(statements: Sequence[ast.AST]) -> Iterator[ast.Import | ast.ImportFrom]:
@@ -224,7 +224,7 @@ class Standby:
         self._process: subprocess.Popen[bytes] | None = None
         self._made_for: LastStart | None = None
         self._room = 0
-        """How long its command is in memory."""
+        """The length of its command line in memory."""
         self._folder: Path | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -270,7 +270,7 @@ class Standby:
             return None
         if not memory.modules:
             # Before a launch that is no failure.
-            return None if is_urgent else self._fail("no module to load is known")
+            return None if is_urgent else self._fail("no modules to load are known")
         short = shortage(memory.pss_kb, Path(started.order.cwd))
         if short:
             return self._fail(short)
@@ -321,7 +321,7 @@ class Standby:
             self._why = f"the modules were not loaded within {LOAD_S:.0f} s"
             self._process.kill()
 
-    # What it says
+    # Its messages
 
     async def _hear(self, reader: asyncio.StreamReader, memory: Memory) -> None:
         why = "the waiting process has died"

@@ -168,7 +168,7 @@ def _numa_options(mode: str) -> dict[str, Any]:
     try:
         from torch.numa.binding import AffinityMode, NumaOptions
     except ImportError as error:
-        raise ValueError(f"--numa-binding needs torch 2.10 or newer, here is {torch.__version__}") from error
+        raise ValueError(f"--numa-binding needs torch 2.10 or newer; this is {torch.__version__}") from error
     if not _device_count():
         raise ValueError("--numa-binding binds each worker near its GPU, and torch sees none here")
     return {"numa_options": NumaOptions(affinity_mode=AffinityMode(mode))}

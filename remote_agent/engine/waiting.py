@@ -21,16 +21,18 @@ if TYPE_CHECKING:
     from typing import Any
 
     from remote_agent.engine.preload import Notes, Stash
+    from remote_agent.wire import Args
 
 ORDER = "wait.json"
 PR_SET_PDEATHSIG = 1
 SIGKILL = 9
-# ioprio_set for this process: class "idle", and back to what follows from nice.
+# ioprio_set for this process: class "idle", and back to what follows from nice. agent/background.py has these numbers
+# too: this process must not load a module of ours that a rank does not have.
 IOPRIO_IDLE, IOPRIO_NONE = 3 << 13, 0
 IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 # Where torch does not seed its generator from the system, this is what it begins with.
 TORCH_SEED = 67280421310721
-# Without the right to come back from idle priority: this share of a core, by rests between two modules.
+# If it may not leave idle priority again, it uses this share of a core, by pausing between two modules.
 SHARE = 0.25
 
 
@@ -117,7 +119,7 @@ class EnginePipe:
 
 
 class Priority:
-    """How this process runs: behind everything else while it loads, and the first to go where memory ends."""
+    """How this process runs: after everything else while it loads, and the first to be killed if memory runs out."""
 
     def __init__(self, is_urgent: bool) -> None:
         self._policy = os.sched_getscheduler(0)
@@ -141,7 +143,7 @@ class Priority:
                 os.sched_setscheduler(0, self._policy, self._parameter)
 
     def restore(self) -> None:
-        """Let the kernel treat this process, a rank now, like any other where memory ends."""
+        """Let the kernel treat this process, a rank now, like any other if memory runs out."""
         _write("/proc/self/oom_score_adj", self._oom)
 
 
@@ -219,7 +221,7 @@ def load(names: list[str], notes: Notes, priority: Priority) -> float:
     del main.__file__
     gc.enable()
     gc.collect()
-    # The collector passes over what is loaded: it would copy all of it into each rank, at the latest when that ends.
+    # The collector skips what is loaded: otherwise it would copy all of it into each rank, at the latest at its end.
     gc.freeze()
     now = _state()
     changed = [what for what, value in before.items() if now[what] != value]
@@ -255,13 +257,13 @@ def _state() -> dict[str, Any]:
 
 
 def _descriptors() -> set[str]:
-    found = set()
+    descriptors = set()
     for name in os.listdir("/proc/self/fd"):
         try:
-            found.add(f"{name} {os.readlink('/proc/self/fd/' + name)}")
+            descriptors.add(f"{name} {os.readlink('/proc/self/fd/' + name)}")
         except OSError:
             continue  # the one that lists them
-    return found
+    return descriptors
 
 
 def _new_files(before: set[str]) -> str:
@@ -289,7 +291,7 @@ def look_at_self(stash: Stash, directory: str) -> None:
 
 
 def threads() -> int:
-    """Return how many threads beside this one stay although the process is forked."""
+    """Return how many threads besides this one are left when the process is about to fork."""
     count = len(os.listdir("/proc/self/task")) - 1
     if count == 0:
         return 0
@@ -353,16 +355,16 @@ def fork_ranks(ranks: list[dict[str, Any]], wire: EnginePipe) -> Any:
     os.close(tell)
     os.close(begin)
     status = os.waitpid(middle, 0)[1]
-    found = b""
-    while found.count(b"\n") < len(ranks):
+    output = b""
+    while output.count(b"\n") < len(ranks):
         more = os.read(pids, 65536)
         if not more:
             break
-        found += more
+        output += more
     os.close(pids)
-    begun = dict(line.split() for line in found.splitlines())
+    begun = dict(line.split() for line in output.splitlines())
     if status != 0 or len(begun) != len(ranks):
-        # They end: nobody lets them begin.
+        # They exit, because nobody lets them begin.
         os.close(let_begin)
         wire.send({"failed": "the ranks could not be forked", "packages": []})
         os._exit(1)
@@ -392,7 +394,7 @@ def _fork_each(count: int) -> int:
 
 def become(
     rank: dict[str, Any],
-    request: dict[str, Any],
+    request: Args,
     engine: int,
     added: dict[str, str],
     stash: Stash,
@@ -441,9 +443,9 @@ def show_environment(env: dict[str, str], varying: list[str]) -> None:
     names = {os.fsencode(name) for name in varying}
     common = next((at for at, entry in enumerate(entries) if entry.partition(b"=")[0] in names), len(entries))
     at = sum(len(entry) + 1 for entry in entries[:common])
-    shown = set(entries[:common])
+    present = set(entries[:common])
     new = [os.fsencode(f"{name}={value}") for name, value in env.items()]
-    data = b"".join(entry + b"\0" for entry in new if entry not in shown)
+    data = b"".join(entry + b"\0" for entry in new if entry not in present)
     if common < len(entries) and len(data) <= end - start - at:
         with open("/proc/self/mem", "r+b", buffering=0) as memory:
             memory.seek(start + at)

@@ -148,7 +148,7 @@ class Imports:
             self._write(f"{name}\t{file}\n".encode(errors="replace"))
 
     def _write(self, line: bytes) -> None:
-        # Each at once, for nothing says which import is the last one; a script must not see a descriptor of ours.
+        # Each one at once, because the last import cannot be recognised; a script must not see a descriptor of ours.
         try:
             notes = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         except OSError:

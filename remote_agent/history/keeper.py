@@ -10,12 +10,11 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from remote_agent.base.files import atomic_write
 from remote_agent.history import pyramid
 from remote_agent.history.pyramid import WIDTHS_S, History, Name
-from remote_agent.wire import Answer, Problem
+from remote_agent.wire import Answer, Args, Problem
 
 log = logging.getLogger(__name__)
 
@@ -60,12 +59,16 @@ class Keeper:
             # A full disk costs the history of a restarted agent, nothing else.
             log.warning("%s is not written: %s", self._path, error)
 
-    async def answer(self, args: dict[str, Any]) -> Answer:
-        """Answer `series`: the newest `count` buckets of a `level`, of `kinds` and `ids` (null: all ranks or GPUs)."""
+    async def answer(self, args: Args) -> Answer:
+        """Answer `series`: `count` buckets of a `level` up to number `last` (null: the newest), of `kinds` and `ids`.
+
+        ids: ranks or GPUs; null: all.
+        """
         level, count = int(args["level"]), int(args["count"])
         if not (0 <= level < len(WIDTHS_S) and 0 < count <= pyramid.BUCKETS):
             raise Problem("bad_request", f"no such span of the history: level {level}, {count} buckets")
-        spans = self.history.spans(args["kinds"], args.get("ids"), level, count)
+        last = None if args.get("last") is None else int(args["last"])
+        spans = self.history.spans(args["kinds"], args.get("ids"), level, count, last)
         first = next(iter(spans.values())).first if spans else 0
         names = [list(name) for name in spans]
         return Answer({"count": count, "first": first, "series": names}, pyramid.pack(spans.values()))

@@ -19,7 +19,7 @@ from typing import NamedTuple
 WIDTHS_S = (2, 8, 32, 128, 512, 2048)
 """Seconds of a bucket, by level."""
 BUCKETS = 256
-"""Of each level: the finest has 8 minutes, the coarsest 6 days."""
+"""Buckets of each level: the finest level covers 8 minutes, the coarsest 6 days."""
 _NAN = math.nan
 # The bytes of one series with all its levels; with their names and lists, all series of a node stay below 8 MB.
 _SERIES_BYTES = len(WIDTHS_S) * (3 * BUCKETS * 4 + 400)
@@ -100,7 +100,7 @@ class Level:
 
 
 class History:
-    """All series of one node; the ones that were not added to for longest give way to new ones."""
+    """All series of one node; new series replace those that have had no new value for longest."""
 
     def __init__(self) -> None:
         self._series: OrderedDict[Name, tuple[Level, ...]] = OrderedDict()
@@ -123,9 +123,15 @@ class History:
         """Return what there is."""
         return sorted(self._series)
 
-    def spans(self, kinds: Iterable[str], ids: Iterable[int] | None, level: int, count: int) -> dict[Name, Span]:
-        """Return the newest buckets of a level for the series of these kinds, and of these ranks or of all."""
-        last = max((levels[level].newest for levels in self._series.values()), default=-1)
+    def spans(
+        self, kinds: Iterable[str], ids: Iterable[int] | None, level: int, count: int, last: int | None = None
+    ) -> dict[Name, Span]:
+        """Return `count` buckets of a level for the series of these kinds, and of these ranks or of all.
+
+        last: the number of the last bucket; None: that of the newest one.
+        """
+        if last is None:
+            last = max((levels[level].newest for levels in self._series.values()), default=-1)
         wanted, chosen = set(kinds), None if ids is None else {-1, *ids}
         return {
             name: self._series[name][level].span(last - count + 1, count)

@@ -5,11 +5,12 @@ In: a rank's progress and usage, a node's usage, as the status document has them
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from remote_agent.history.pyramid import Name
+    from remote_agent.wire.documents import Document
 
 RANK_KINDS = ("step", "loss", "lr", "grad_norm", "rate", "step_s", "rank_cpu")
 """Of a rank: the last step, loss, learning rate, gradient norm, throughput, seconds of a step, and cores in percent."""
@@ -17,7 +18,6 @@ RANK_KINDS = ("step", "loss", "lr", "grad_norm", "rate", "step_s", "rank_cpu")
 _OF_NODE = {"cpu": "cpu", "mem": "mem_used"}
 # Of a GPU: percent, bytes, watts, degrees Celsius.
 _OF_GPU = {"gpu_use": "use", "gpu_mem": "mem_used", "gpu_power": "power", "gpu_temp": "temp"}
-Document = Mapping[str, Any]
 
 
 def of_rank(rank: int, step: Any, progress: Document | None, vitals: Document | None) -> Iterator[tuple[Name, float]]:

@@ -15,24 +15,22 @@ from pathlib import Path
 
 from remote_agent.logs.logfile import Descriptors, Key, LogFile
 from remote_agent.logs.progress import StepReader
+from remote_agent.text.names import GENERATION_FOLDER, RANK_FOLDER
 from remote_agent.wire.documents import COPY_MARK, STREAMS
-
-GENERATION_FOLDER = re.compile(r"generation_(\d{1,9})\Z")
-RANK_FOLDER = re.compile(r"rank_(\d{1,9})\Z")
 
 
 def _numbered(folder: Path, pattern: re.Pattern[str]) -> list[tuple[int, Path]]:
     """Return the directories whose names match, by number."""
-    found = []
+    folders = []
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
                 match = pattern.match(entry.name)
                 if match is not None and entry.is_dir():
-                    found.append((int(match.group(1)), folder / entry.name))
+                    folders.append((int(match.group(1)), folder / entry.name))
     except OSError:
         return []
-    return sorted(found)
+    return sorted(folders)
 
 
 class Catalogue:

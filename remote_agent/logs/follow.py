@@ -121,7 +121,7 @@ def _take(cursor: _Cursor, piece: _Piece) -> Answer | None:
 
 
 def ends_of(files: Sequence[LogFile]) -> Positions:
-    """Return where the unfinished last line of each file begins: it is given whole to whoever begins at the end."""
+    """Return where the unfinished last line of each file begins: a reader that begins at the end gets it as a whole."""
     return {file.key: file.index.line_start for file in files}
 
 
@@ -201,7 +201,7 @@ def _has_more(cursor: _Cursor) -> bool:
 
 
 def _wait_s(cursors: dict[Key, _Cursor]) -> float:
-    """Return how long to wait for a ring: until the next half line has rested."""
+    """Return how long to wait for a ring: until the next unfinished line may be sent."""
     waits = [
         max(0.0, REST_S - cursor.rest_s()) + 0.01
         for cursor in cursors.values()

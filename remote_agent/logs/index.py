@@ -258,8 +258,8 @@ class LineIndex:
 
     def next_of_level(self, number: int, level: int) -> int:
         """Return the number of the first block from this one on that may hold lines of a level or worse; else len."""
-        found = _OF_LEVEL[level].search(self._bits, number)
-        return found.start() if found is not None else len(self._bits)
+        match = _OF_LEVEL[level].search(self._bits, number)
+        return match.start() if match is not None else len(self._bits)
 
     def time_of(self, line: int) -> int:
         """Return when a line arrived."""

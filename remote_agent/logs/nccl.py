@@ -9,10 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from remote_agent.diagnose.nccl import NcclProcess, node_map, summary
-from remote_agent.logs.catalogue import GENERATION_FOLDER, RANK_FOLDER
+from remote_agent.text.names import GENERATION_FOLDER, RANK_FOLDER
+
+if TYPE_CHECKING:
+    from remote_agent.wire.documents import NcclNode, NcclSummary
 
 # NCCL prints its facts when it starts: later lines of a long log change nothing.
 HEAD_BYTES = 512 * 1024
@@ -21,14 +24,14 @@ RANKS = 16
 _FILES = ("nccl.log", "stdout.log", "stderr.log")
 
 
-def read_facts(root: Path) -> dict[str, Any] | None:
+def read_facts(root: Path) -> NcclSummary | None:
     """Return the contract's `nccl` object from the logs below `root`; it may take some 10 ms."""
     generations = _numbered(root, GENERATION_FOLDER)
     folders = _numbered(generations[-1], RANK_FOLDER)[:RANKS] if generations else []
     return summary(map(_read, folders))
 
 
-def read_map(root: Path, known: str = "") -> dict[str, Any]:
+def read_map(root: Path, known: str = "") -> NcclNode:
     """Return `generation`, `stamp` and the ranks' NCCL output (`diagnose.nccl`), without the output if `known` is the
     stamp. It may take some 100 ms.
     """
@@ -39,7 +42,7 @@ def read_map(root: Path, known: str = "") -> dict[str, Any]:
     sizes = [min(HEAD_BYTES, _size(folder / name)) for folder in folders for name in _FILES]
     generation = generations[-1].name.partition("_")[2]
     stamp = f"{generation}:{sum(sizes)}"
-    answer = {"generation": int(generation), "stamp": stamp}
+    answer: NcclNode = {"generation": int(generation), "stamp": stamp}
     if stamp == known:
         return answer
     return {**answer, **node_map((_number(folder), _read(folder)) for folder in folders)}
@@ -73,10 +76,10 @@ def _size(path: Path) -> int:
 
 def _numbered(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
     try:
-        found = [(int(match[1]), path) for path in folder.iterdir() if (match := pattern.match(path.name))]
+        paths = [(int(match[1]), path) for path in folder.iterdir() if (match := pattern.match(path.name))]
     except OSError:
         return []
-    return [path for _, path in sorted(found)]
+    return [path for _, path in sorted(paths)]
 
 
 def _head(path: Path) -> bytes:

@@ -184,7 +184,7 @@ class Figures:
 
     def _note_losses(self, data: bytes, is_cut: bool) -> None:
         """Add the first training loss of each step named on a complete line; is_cut: earlier bytes are missing."""
-        found = []
+        losses = []
         for line in data[: max(data.rfind(b"\n"), data.rfind(b"\r")) + 1].splitlines(keepends=True):
             match = _LOSS.search(line)
             if match is None or _EVALUATES.search(line, 0, match.start()):
@@ -193,9 +193,9 @@ class Figures:
             if step is None or step == self._last_loss_step:
                 continue
             self._last_loss_step = step
-            found.append((step, match[1].decode("ascii").replace(",", "")))
+            losses.append((step, match[1].decode("ascii").replace(",", "")))
         # The first step here may have had a loss on an earlier line.
-        whole = found[1:] if is_cut else found
+        whole = losses[1:] if is_cut else losses
         self._losses += [(step, loss) for step, loss in whole if loss.lower().lstrip("+-") not in ("nan", "inf")]
 
     def _steps_s(self) -> float | None:
@@ -269,8 +269,8 @@ _NAME_BYTES = 80
 
 
 def _last_number(data: bytes, marks: tuple[bytes, ...], pattern: re.Pattern[bytes]) -> int | None:
-    found = _last_match(data, marks, pattern)
-    return None if found is None else int(found[1])
+    match = _last_match(data, marks, pattern)
+    return None if match is None else int(match[1])
 
 
 def _last_match(data: bytes, marks: tuple[bytes, ...], pattern: re.Pattern[bytes]) -> re.Match[bytes] | None:
@@ -278,20 +278,20 @@ def _last_match(data: bytes, marks: tuple[bytes, ...], pattern: re.Pattern[bytes
     # One letter is found ten times as fast as a word.
     marks = tuple(mark for mark in marks if mark[-1:] in data)
     for _ in range(_TRIES):
-        found = -1
+        position = -1
         for mark in marks:
-            found = max(found, data.rfind(mark, found + 1, stop))
-        if found < 0:
+            position = max(position, data.rfind(mark, position + 1, stop))
+        if position < 0:
             return None
-        begin = max(0, found - _BEFORE)
+        begin = max(0, position - _BEFORE)
         # The window keeps the byte before the word: the pattern looks at it.
         last = None
-        for last in pattern.finditer(data, begin, min(len(data), found + _AFTER)):
-            if last.end() > found:
+        for last in pattern.finditer(data, begin, min(len(data), position + _AFTER)):
+            if last.end() > position:
                 break
         if last is not None:
             return last
-        stop = found
+        stop = position
     return None
 
 
@@ -306,9 +306,9 @@ def _not_finite(data: bytes) -> str:
             if stop < 0:
                 break
             begin = max(0, data.rfind(b"\n", 0, stop) + 1, stop - _NAME_BYTES)
-            found = _NOT_FINITE.search(data, begin, min(len(data), stop + _BEFORE))
-            if found is not None:
-                return f"{found['name'].decode(errors='replace')} is {found['value'].decode().lower()}"
+            match = _NOT_FINITE.search(data, begin, min(len(data), stop + _BEFORE))
+            if match is not None:
+                return f"{match['name'].decode(errors='replace')} is {match['value'].decode().lower()}"
     return ""
 
 
@@ -321,14 +321,14 @@ def _snapshot(data: bytes, marks: tuple[bytes, ...], pattern: re.Pattern[bytes],
         if stop < 0:
             break
         begin, end = data.rfind(b"\n", 0, stop) + 1, data.find(b"\n", stop)
-        said = _SNAPSHOT.match(data, max(begin, stop - _AFTER), min(end, stop + _AFTER)) if end > 0 else None
-        if said is not None:
-            found = _last_number(data[begin : end + 1], marks, pattern)
-            if found is None and said["old"] is None:
+        mention = _SNAPSHOT.match(data, max(begin, stop - _AFTER), min(end, stop + _AFTER)) if end > 0 else None
+        if mention is not None:
+            saved = _last_number(data[begin : end + 1], marks, pattern)
+            if saved is None and mention["old"] is None:
                 before = _last_number(data[:begin], marks, pattern)
-                found = step if before is None else before
-            if found is not None:
-                return found
+                saved = step if before is None else before
+            if saved is not None:
+                return saved
     return None
 
 
@@ -365,11 +365,11 @@ class StepReader:
             return self._first_bar_ns
         return self._first_step_ns
 
-    def _note_first(self, data: bytes, found: re.Match[bytes], t_ns: int | None) -> None:
-        begin, end = data.rfind(b"\n", 0, found.start()) + 1, data.find(b"\n", found.end())
+    def _note_first(self, data: bytes, match: re.Match[bytes], t_ns: int | None) -> None:
+        begin, end = data.rfind(b"\n", 0, match.start()) + 1, data.find(b"\n", match.end())
         if self._kind in _STEPS and not _BEGINS.search(data, begin, end if end >= 0 else len(data)):
             self._first_step_ns = self._first_step_ns or t_ns
-        elif self._kind == _BARS and 0 < int(found[1]) < int(found["total"]):
+        elif self._kind == _BARS and 0 < int(match[1]) < int(match["total"]):
             self._first_bar_ns = self._first_bar_ns or t_ns
 
     def _step_in(self, line: bytes) -> int | None:
@@ -395,36 +395,36 @@ class StepReader:
         """Read the newest step; returns the one before it, or None if that counted something else."""
         before = self.step
         for kind, (marks, pattern) in enumerate(_KINDS[: self._kind + 1]):
-            found = _last_match(data, marks, pattern)
-            if found is None:
+            match = _last_match(data, marks, pattern)
+            if match is None:
                 continue
             if kind != self._kind:
                 # Earlier counts came from another source.
                 self.saved = before = None
                 self.total, self._counts_parts = None, False
-            self._note_total(data, found, int(found[1]) if kind == self._kind else None)
-            self.step, self._kind = int(found[1]), kind
+            self._note_total(data, match, int(match[1]) if kind == self._kind else None)
+            self.step, self._kind = int(match[1]), kind
             self.figures.note_step(self.step, t_ns)
             if self._first_step_ns is None:
-                self._note_first(data, found, t_ns)
-            if found.groupdict().get("total") != found[1] or self.figures.values()["loss"] is not None:
+                self._note_first(data, match, t_ns)
+            if match.groupdict().get("total") != match[1] or self.figures.values()["loss"] is not None:
                 break
-            self._kind, data = len(_KINDS), data[found.end() :]
+            self._kind, data = len(_KINDS), data[match.end() :]
             self.figures.forget_steps()
             self._first_bar_ns = None
         return before
 
-    def _note_total(self, data: bytes, found: re.Match[bytes], step: int | None) -> None:
+    def _note_total(self, data: bytes, match: re.Match[bytes], step: int | None) -> None:
         """Read of how many steps the newest one is; `step`: it, if it counts what the steps before counted."""
         # Far behind: the step of a snapshot may be named after a newer one.
         self._counts_parts |= step is not None and self.step is not None and 2 * step < self.step
-        said = found.groupdict().get("total")
-        after = None if said else _TOTAL.match(data, found.end())
-        total = int(said or (after[1] if after else 0))
-        begin = max(data.rfind(b"\n", 0, found.start()), data.rfind(b"\r", 0, found.start())) + 1
-        is_part = self._counts_parts or _OF_EPOCH.search(data, begin, found.end())
+        printed = match.groupdict().get("total")
+        after = None if printed else _TOTAL.match(data, match.end())
+        total = int(printed or (after[1] if after else 0))
+        begin = max(data.rfind(b"\n", 0, match.start()), data.rfind(b"\r", 0, match.start())) + 1
+        is_part = self._counts_parts or _OF_EPOCH.search(data, begin, match.end())
         if total or is_part:
-            self.total = total if total >= int(found[1]) and not is_part else None
+            self.total = total if total >= int(match[1]) and not is_part else None
 
     def feed(self, stream: str, data: bytes, t_ns: int | None) -> None:
         """Read new bytes of one stream; t_ns: their time of arrival."""
@@ -440,12 +440,12 @@ class StepReader:
         self._carry[stream] = data[max(last, len(data) - _AFTER) :]
         before = self._count(data, t_ns)
         if stream != "nccl" and 0 <= self._kind < len(_KINDS):
-            found = _snapshot(data, *_KINDS[self._kind], before)
-            self.saved = self.saved if found is None else found
+            saved = _snapshot(data, *_KINDS[self._kind], before)
+            self.saved = self.saved if saved is None else saved
         if self.warning is None and stream != "nccl":
-            said = _not_finite(data)
-            if said:
-                self.warning = said if self.step is None else f"{said}, about step {self.step}"
+            warning = _not_finite(data)
+            if warning:
+                self.warning = warning if self.step is None else f"{warning}, about step {self.step}"
 
 
 class Reports:
@@ -484,9 +484,9 @@ def _values(data: bytes) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for line in data.splitlines():
         try:
-            found = json.loads(line)
+            report = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if isinstance(found, dict):
-            values.update(found)
+        if isinstance(report, dict):
+            values.update(report)
     return values

@@ -431,7 +431,7 @@ def _timed(file: LogFile, query: Query, line: int, start: int, end: int, text: b
 
 def _too_long(file: LogFile, line: int) -> Problem:
     where = f"line {line + 1:,} of rank {file.key.rank}'s {file.key.stream}"
-    hint = "fewer * and + in it, or words between them"
+    hint = "use fewer * and + in it, or put words between them"
     return Problem("pattern", f"the pattern takes more than {LINE_S:g} s on {where}", hint)
 
 
@@ -439,12 +439,12 @@ def _candidates(data: bytes, pattern: Pattern, line: int) -> Iterator[tuple[int,
     """Yield start, end and number of the lines that may match."""
     seen = without_escapes(data)
     counted = start = 0
-    for found in _places(seen, pattern):
-        begin = seen.rfind(b"\n", 0, found) + 1
+    for place in _places(seen, pattern):
+        begin = seen.rfind(b"\n", 0, place) + 1
         lines = seen.count(b"\n", counted, begin)
         counted, line = begin, line + lines
         start = begin if seen is data else after_newlines(data, start, lines, max(1, len(data) // (lines + 1)))[0]
-        end = data.find(b"\n", found if seen is data else start)
+        end = data.find(b"\n", place if seen is data else start)
         yield start, len(data) if end < 0 else end, line
 
 
@@ -460,9 +460,9 @@ def _places(data: bytes, pattern: Pattern) -> Iterator[int]:
         best = choices[0] if len(choices) == 1 else min(choices, key=lambda c: sum(map(where.count, c)))
         nexts = [(where.find(literal), literal) for literal in best]
         while nexts := [(at, literal) for at, literal in nexts if at >= 0]:
-            found = min(at for at, _ in nexts)
-            yield found
-            position = data.find(b"\n", found) + 1 or len(data)
+            place = min(at for at, _ in nexts)
+            yield place
+            position = data.find(b"\n", place) + 1 or len(data)
             nexts = [(at if at >= position else where.find(literal, position), literal) for at, literal in nexts]
         return
     # A row shows what follows the last \r; the scanner does not know that a visible line begins there.

@@ -118,7 +118,10 @@ class LogStore:
         return {rank: one.figures.take_losses() for (number, rank), one in steps if number == generation}
 
     async def list(self) -> Answer:
-        """Answer log_list; lines and first_ns are null while a file is not indexed to its end."""
+        """Answer log_list; lines and first_ns are null while a file is not indexed to its end.
+
+        `copy`: it is what this node has kept of a lost node's file.
+        """
         await self._rescan()
         files = []
         for file in self._catalogue.select(None, None, None):
@@ -134,6 +137,7 @@ class LogStore:
                     "lines": file.index.total_lines if known else None,
                     "first_ns": file.index.first_ns if known else None,
                     "last_ns": file.last_read_ns,
+                    "copy": file.key in self._catalogue.copies,
                 }
             )
         return Answer({"files": files})
@@ -295,8 +299,8 @@ class LogStore:
 
         def files() -> list[LogFile]:
             chosen = [generation] if isinstance(generation, int) else [g for g in self._catalogue.folders if g >= begin]
-            found = self._catalogue.select(chosen, ranks, streams)
-            return [file for file in found if file.key in copies or file.key not in self._catalogue.copies]
+            selected = self._catalogue.select(chosen, ranks, streams)
+            return [file for file in selected if file.key in copies or file.key not in self._catalogue.copies]
 
         def is_over() -> bool:
             return self._ended or (isinstance(generation, int) and generation in self._finished)

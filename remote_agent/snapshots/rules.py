@@ -16,11 +16,13 @@ import re
 import stat
 import struct
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 TRAINER_STATE, DCP_METADATA, INDEX = "trainer_state.json", ".metadata", ".safetensors.index.json"
+# What a Trainer writes between the model and its marker: a directory with one of them and without the marker is torn.
+_TRAINER_FILE = re.compile(r"training_args\.bin|scheduler\.pt|rng_state.*\.pth")
 DCP_PART, SAFETENSORS = ".distcp", ".safetensors"
 # Files that a script loads with torch: one without a whole header is torn, not of another form.
 TORCH_NAMES = (".pt", ".pth", ".ckpt", ".bin")
@@ -28,6 +30,9 @@ TORCH_NAMES = (".pt", ".pth", ".ckpt", ".bin")
 SETTLE_NS = 2_000_000_000
 # More than the header of any model, and than a state that lists every log entry of a long run.
 MAX_HEADER = 64 * 1024 * 1024
+# What libraries call a file or directory that they rename once it is whole: `x.tmp`, `tmp-checkpoint-500` of a Trainer,
+# `500.orbax-checkpoint-tmp-17`, `tmpk3x_` of tempfile.
+_TEMPORARY = re.compile(r"^tmp|[._-]tmp(?![a-z])|\.(?:temp|part|partial|incomplete|lock)$|~$|^__pycache__$", re.I)
 _PART_NAME = re.compile(rb"__\d+_\d+\.distcp")
 # Clocks of two nodes agree to some milliseconds; a save takes longer than this after the last one.
 CLOCKS_NS = 1_000_000_000
@@ -35,8 +40,6 @@ _TRAINER = re.compile(r"checkpoint-\d+")
 _STEPPED = re.compile(r"(?:step|iter|epoch|checkpoint|ckpt|snapshot)[^/\d]{0,8}\d+", re.I)
 # `epoch=3-step=120`: the step; the number of an epoch is not a step.
 _STEP = re.compile(r"(?:step|iter|checkpoint|ckpt|snapshot)[^/\d]{0,8}(\d{1,15})", re.I)
-# Numbers that tell ranks and parts from each other, not one snapshot from the next.
-_NUMBER = re.compile(r"((?:rank|shard|part|proc|worker|node|gpu|mp|tp|pp|dp|of|model)[-_.]{0,2})?\d+", re.I)
 Stamp = tuple[int, int, int]
 """Size, time of the last change in ns, inode."""
 
@@ -86,6 +89,16 @@ def stamp_of(info: os.stat_result) -> Stamp:
     return info.st_size, info.st_mtime_ns, info.st_ino
 
 
+def is_temporary(name: str) -> bool:
+    """Whether a file or directory has a name under which libraries save before they rename it."""
+    return _TEMPORARY.search(name) is not None
+
+
+def is_aside(name: str) -> bool:
+    """Whether a file or directory is hidden or temporary: no snapshot, or none yet."""
+    return is_temporary(name) or (name.startswith(".") and name != DCP_METADATA)
+
+
 def is_directory_form(name: str, entries: Iterable[str]) -> bool:
     """Whether a directory is one snapshot, by its name and what lies in it."""
     if _STEPPED.search(name):
@@ -93,20 +106,20 @@ def is_directory_form(name: str, entries: Iterable[str]) -> bool:
     return any(one in (DCP_METADATA, TRAINER_STATE) or one.endswith((DCP_PART, INDEX)) for one in entries)
 
 
-def judge(found: InPlace) -> Verdict:
+def judge(snapshot: InPlace) -> Verdict:
     """Return the form of a snapshot and whether it is complete; a file that vanishes makes it incomplete."""
     try:
-        if found.place.name not in found.files:
-            return _judge_directory(found)
-        return _judge_file(found.place)
+        if snapshot.place.name not in snapshot.files:
+            return _judge_directory(snapshot)
+        return _judge_file(snapshot.place)
     except OSError:
         return Verdict("", False)
 
 
-def is_complete(found: InPlace, verdict: Verdict, moment: Moment) -> bool:
+def is_complete(snapshot: InPlace, verdict: Verdict, moment: Moment) -> bool:
     """Whether a snapshot may be handed out: its marker is there, or its writers live and have closed it."""
-    changed, now_ns, first_ns, group_ns = found.changed_ns, *moment
-    if verdict.whole is False or not found.files:
+    changed, now_ns, first_ns, group_ns = snapshot.changed_ns, *moment
+    if verdict.whole is False or not snapshot.files:
         return False
     if changed < first_ns:
         return True
@@ -119,15 +132,15 @@ def is_complete(found: InPlace, verdict: Verdict, moment: Moment) -> bool:
     return now_ns - changed >= SETTLE_NS and (verdict.whole is True or changed >= group_ns)
 
 
-def shards_elsewhere(found: InPlace) -> set[str]:
+def shards_elsewhere(snapshot: InPlace) -> set[str]:
     """Return the files that a DCP snapshot's `.metadata` names and that are not here: on other nodes' own disks."""
-    if f"{found.place.name}/{DCP_METADATA}" not in found.files:
+    if f"{snapshot.place.name}/{DCP_METADATA}" not in snapshot.files:
         return set()
     try:
-        names = _dcp_parts(found.place / DCP_METADATA)
+        names = _dcp_parts(snapshot.place / DCP_METADATA)
     except OSError:
         return set()
-    return names - {path.rpartition("/")[2] for path in found.files}
+    return names - {path.rpartition("/")[2] for path in snapshot.files}
 
 
 def is_shard(name: str) -> bool:
@@ -135,19 +148,14 @@ def is_shard(name: str) -> bool:
     return _PART_NAME.fullmatch(name.encode()) is not None
 
 
-def step_of(found: InPlace) -> int | None:
+def step_of(snapshot: InPlace) -> int | None:
     """Return the step that a snapshot itself names, None where it names none."""
-    if found.place.name not in found.files:
-        step = _trainer_state(found.place / TRAINER_STATE).get("global_step")
-        if isinstance(step, int):
+    if snapshot.place.name not in snapshot.files:
+        step = _trainer_state(snapshot.place / TRAINER_STATE).get("global_step")
+        if type(step) is int and 0 <= step < 2**63:
             return step
-    numbers = _STEP.findall(found.path)
+    numbers = _STEP.findall(snapshot.path)
     return int(numbers[-1]) if numbers else None
-
-
-def slot_of(path: str) -> str:
-    """Return what the successive snapshots of one series have in common: their path with `#` for the step."""
-    return _NUMBER.sub(lambda match: match[0] if match[1] else "#", path)
 
 
 def _judge_file(path: Path) -> Verdict:
@@ -182,26 +190,40 @@ def _is_whole_safetensors(path: Path) -> bool:
     return path.stat().st_size == 8 + length + max(ends, default=0)
 
 
-def _judge_directory(found: InPlace) -> Verdict:
-    names = {path.rpartition("/")[2]: found.place.parent / path for path in found.files}
-    inside = set(found.files)
+def _judge_directory(snapshot: InPlace) -> Verdict:
+    names = {path.rpartition("/")[2]: snapshot.place.parent / path for path in snapshot.files}
+    inside = set(snapshot.files)
     loaded = (path for name, path in names.items() if name.endswith((SAFETENSORS, *TORCH_NAMES)))
-    torn = any(_judge_file(path).whole is False for path in loaded)
+    torn = next((verdict.form for verdict in map(_judge_file, loaded) if verdict.whole is False), None)
     parts = [index for name, index in names.items() if name.endswith(INDEX)]
     has_parts = all(_index_parts(index) <= {path.rpartition("/")[2] for path in inside} for index in parts)
     if any(name.endswith(DCP_PART) for name in names) or DCP_METADATA in names:
-        form, marked = "dcp", DCP_METADATA in names and _dcp_parts(found.place / DCP_METADATA) <= set(names)
-        written_ns = found.files.get(f"{found.place.name}/{DCP_METADATA}", (0, 0, 0))[1]
-        if marked and found.changed_ns > written_ns + CLOCKS_NS:
+        form, marked = "dcp", DCP_METADATA in names and _dcp_parts(snapshot.place / DCP_METADATA) <= set(names)
+        written_ns = snapshot.files.get(f"{snapshot.place.name}/{DCP_METADATA}", (0, 0, 0))[1]
+        if marked and snapshot.changed_ns > written_ns + CLOCKS_NS:
             # A save over an older one may have been ended in the middle: the metadata is written last.
             return Verdict(form, None)
-    elif TRAINER_STATE in names or _TRAINER.fullmatch(found.place.name):
-        form, marked = "trainer", bool(_trainer_state(found.place / TRAINER_STATE))
+    elif TRAINER_STATE in names or _is_unfinished_trainers(snapshot.place, names):
+        form, marked = "trainer", bool(_trainer_state(snapshot.place / TRAINER_STATE))
     elif parts:
         form, marked = "index", True
     else:
-        return Verdict("", False if torn else None)
-    return Verdict(form, marked and has_parts and not torn)
+        return Verdict("", None) if torn is None else Verdict(torn, False)
+    return Verdict(form, marked and has_parts and torn is None)
+
+
+def _is_unfinished_trainers(place: Path, names: Collection[str]) -> bool:
+    """Whether a directory without a marker is a Trainer's: by its files, its neighbours, or as there is nothing in it.
+
+    Other scripts save as `checkpoint-500`, too, and know no marker.
+    """
+    if not _TRAINER.fullmatch(place.name):
+        return False
+    if not names or any(_TRAINER_FILE.fullmatch(name) for name in names):
+        return True
+    with os.scandir(place.parent) as entries:
+        neighbours = [entry.path for entry in entries if _TRAINER.fullmatch(entry.name)]
+    return any(os.path.exists(os.path.join(one, TRAINER_STATE)) for one in neighbours)
 
 
 def _dcp_parts(metadata: Path) -> set[str]:

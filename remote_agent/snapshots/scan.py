@@ -12,32 +12,39 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
-from remote_agent.snapshots.rules import DCP_METADATA, InPlace, Stamp, is_directory_form, is_regular, stamp_of
+from remote_agent.snapshots.rules import (
+    InPlace,
+    Stamp,
+    is_aside,
+    is_directory_form,
+    is_regular,
+    is_temporary,
+    stamp_of,
+)
 
-# Of one pattern: more than a run keeps, fewer than would slow the look at them.
+# Entries of one pattern: more than a run keeps, fewer than would make a scan slow.
 MAX_ENTRIES = 20_000
-_TEMPORARY = (".tmp", ".temp", ".part", ".partial", ".incomplete", ".lock", "~")
 _WILD = frozenset("*?[")
 
 
 class Scan(NamedTuple):
     """What matches the patterns."""
 
-    found: tuple[InPlace, ...]
+    snapshots: tuple[InPlace, ...]
     problems: tuple[str, ...]
     """Why something that matches is left out, one sentence each."""
 
 
 def scan(base: Path, patterns: Sequence[str]) -> Scan:
     """Return the snapshots that match the patterns below `base`, or where an absolute pattern leads."""
-    found: dict[str, InPlace] = {}
+    snapshots: dict[str, InPlace] = {}
     problems: list[str] = []
     for pattern in patterns:
         walk = _Walk(base, pattern)
         for one in walk.units():
-            found.setdefault(one.path, one)
+            snapshots.setdefault(one.path, one)
         problems += walk.problems
-    return Scan(tuple(found.values()), tuple(dict.fromkeys(problems)))
+    return Scan(tuple(snapshots.values()), tuple(dict.fromkeys(problems)))
 
 
 def matches(pattern: str, path: str) -> bool:
@@ -106,7 +113,7 @@ def _writes(pid: str, number: str) -> bool:
 
 
 class _Walk:
-    """One pattern's look at the disk."""
+    """The scan for one pattern."""
 
     def __init__(self, base: Path, pattern: str) -> None:
         self._base = base
@@ -166,7 +173,7 @@ class _Walk:
 
     def _inside(self, directory: Path, prefix: str) -> Iterator[tuple[str, Stamp | None]]:
         """Yield the stamp of each file below a directory, None for what is not a plain file."""
-        for entry in self._entries(directory, is_left_out=_is_temporary):
+        for entry in self._entries(directory, is_left_out=is_temporary):
             name = f"{prefix}/{entry.name}"
             if entry.is_dir(follow_symlinks=False):
                 yield from self._inside(directory / entry.name, name)
@@ -179,21 +186,12 @@ class _Walk:
 
     def _entries(self, directory: Path, is_left_out: Callable[[str], bool] | None = None) -> list[os.DirEntry[str]]:
         """Return what lies in a directory, but for what is hidden or temporary; a script may remove it meanwhile."""
-        left_out = is_left_out or _is_aside
+        left_out = is_left_out or is_aside
         with contextlib.suppress(OSError), os.scandir(directory) as entries:
             kept = [entry for entry in entries if not left_out(entry.name)][: max(0, self._left)]
             self._left -= len(kept)
             return sorted(kept, key=lambda entry: entry.name)
         return []
-
-
-def _is_aside(name: str) -> bool:
-    """Whether a file is hidden or temporary: no snapshot, or none yet."""
-    return _is_temporary(name) or (name.startswith(".") and name != DCP_METADATA)
-
-
-def _is_temporary(name: str) -> bool:
-    return name.endswith(_TEMPORARY) or name == "__pycache__"
 
 
 def _stamp(entry: os.DirEntry[str]) -> Stamp | None:

@@ -22,18 +22,22 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any, Union
 
 from remote_agent.base.files import atomic_write
-from remote_agent.snapshots.rules import InPlace, Stamp, is_regular, slot_of, stamp_of
+from remote_agent.snapshots.choice import NOTHING_SKIPPED, Skipped, slot_of
+from remote_agent.snapshots.rules import InPlace, Stamp, is_regular, stamp_of
 from remote_agent.snapshots.scan import is_inside, matches
 from remote_agent.tree.manifest import SHA256, File, Manifest, pack, unpack
 from remote_agent.wire import Problem
 
+if TYPE_CHECKING:
+    from remote_agent.wire.documents import SnapshotEntry
+
 PIECE = 1024 * 1024
-# Of each series of snapshots: one may be lost with the node that wrote it, or be the last before a loss spike.
+# How many of each series are kept: one may be lost with the node that wrote it, or be the last before a loss spike.
 KEPT = 2
-# Of the disk: what training itself writes must still fit.
+# The share of the disk that stays free: what training itself writes must still fit.
 RESERVED_SHARE = 0.1
 # ioctl FICLONE: the copy shares its blocks with the original until one of them is written to.
 _CLONE = 0x40049409
@@ -76,12 +80,14 @@ class KeptSnapshot:
         """How many bytes it has."""
         return sum(file.size for file in self.manifest.files.values())
 
-    def head(self) -> dict[str, Any]:
+    def head(self) -> SnapshotEntry:
         """Return what other nodes need to know to choose it."""
-        named = {"id": self.id, "path": self.path, "time_ns": self.time_ns, "step": self.step, "exact": self.exact}
-        return {**named, "bytes": self.size}
+        return {
+            "id": self.id, "path": self.path, "time_ns": self.time_ns, "step": self.step, "exact": self.exact,
+            "bytes": self.size,
+        }  # fmt: skip
 
-    def described(self) -> tuple[dict[str, Any], bytes]:
+    def described(self) -> tuple[SnapshotEntry, bytes]:
         """Return what `read` takes."""
         return self.head(), pack(self.manifest)
 
@@ -113,6 +119,8 @@ class Store:
         self._patterns = tuple(patterns)
         self._limit = limit
         self._kept: dict[str, KeptSnapshot] = {}
+        self._pinned: frozenset[str] = frozenset()
+        self._skipped = NOTHING_SKIPPED
         self._expected: dict[str, KeptSnapshot] = {}
         """Those whose contents are arriving."""
         self._load()
@@ -120,9 +128,22 @@ class Store:
     def _load(self) -> None:
         self._kept = read_kept(self._root)
         self.check()
-        # Copies that were begun; what has arrived of a content is not thrown away.
+        # Unfinished local copies are removed; contents of which a part has arrived from another node stay.
         for path in self._contents.glob("*.copy"):
             path.unlink()
+
+    def pin(self, names: Iterable[str]) -> None:
+        """Let these stay, however many newer ones their series have: the next group resumes from them."""
+        self._pinned = frozenset(names)
+
+    def skip(self, skipped: Skipped) -> None:
+        """Drop what no longer counts first from now on."""
+        self._skipped = skipped
+
+    def _by_worth(self, slot: str) -> list[KeptSnapshot]:
+        """Return the versions of a series: what no longer counts, then the oldest first."""
+        series = [one for one in self.kept if one.slot == slot]
+        return sorted(series, key=lambda one: not self._skipped.has(one.head()))
 
     def check(self) -> None:
         """Forget snapshots of which a content is gone: other nodes could not fetch them. Raises OSError."""
@@ -155,7 +176,7 @@ class Store:
 
     def keep(
         self,
-        found: InPlace,
+        original: InPlace,
         time_ns: int,
         step: int | None,
         *,
@@ -168,9 +189,9 @@ class Store:
         `elsewhere`: its files that were on other nodes, and whose contents are here.
         """
         # It lies in place, so the last copy of an older one may go.
-        self.make_room(slot_of(found.path), sum(stamp[0] for stamp in found.files.values()), spare=0)
-        files = self._take_all(found, stop)
-        snapshot = KeptSnapshot(found.path, time_ns, step, exact, Manifest({**files, **elsewhere}, {}, {}))
+        self.make_room(slot_of(original.path), sum(stamp[0] for stamp in original.files.values()), spare=0)
+        files = self._take_all(original, stop)
+        snapshot = KeptSnapshot(original.path, time_ns, step, exact, Manifest({**files, **elsewhere}, {}, {}))
         self.add(snapshot)
         return snapshot
 
@@ -203,12 +224,12 @@ class Store:
         self.make_room(slot_of(path), sum(file.size for file in files.values()), spare=0)
         return self.expect(KeptSnapshot(path, time.time_ns(), None, False, Manifest(dict(files), {}, {})))
 
-    def _take_all(self, found: InPlace, stop: Stop) -> dict[str, File]:
+    def _take_all(self, original: InPlace, stop: Stop) -> dict[str, File]:
         """Copy these files into the contents, all of them as they were found or none."""
         self._contents.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
-            files = {path: self._take(found.place.parent / path, stop) for path in found.files}
-            if any(stamp_of(os.lstat(found.place.parent / path)) != stamp for path, stamp in found.files.items()):
+            files = {path: self._take(original.place.parent / path, stop) for path in original.files}
+            if any(stamp_of(os.lstat(original.place.parent / path)) != stamp for path, stamp in original.files.items()):
                 raise Abandoned
         except BaseException:
             self._sweep()
@@ -294,7 +315,7 @@ class Store:
         head = json.dumps(snapshot.head()).encode()
         atomic_write(self._root / snapshot.id, head + b"\n" + pack(snapshot.manifest))
         self._kept[snapshot.id] = snapshot
-        self._drop([one for one in self.kept if one.slot == snapshot.slot][:-KEPT])
+        self._drop([one for one in self._by_worth(snapshot.slot)[:-KEPT] if one.id not in self._pinned])
 
     def path_of(self, sha: str) -> Path:
         """Return where a content lies."""
@@ -302,7 +323,7 @@ class Store:
 
     def make_room(self, slot: str, needed: int, *, spare: int = 1) -> None:
         """Drop older copies of the same series, but for `spare` of them, until a new one fits; raises Problem."""
-        series = [one for one in self.kept if one.slot == slot]
+        series = [one for one in self._by_worth(slot) if one.id not in self._pinned]
         older = series[: max(0, len(series) - spare)]
         lacking = self._lacking(needed - sum(one.size for one in older))
         if lacking:
@@ -406,21 +427,21 @@ class Content:
             os.close(self._file)
 
 
-def set_aside(found: InPlace) -> str:
+def set_aside(snapshot: InPlace) -> str:
     """Hide a snapshot from the script, beside its place; returns its new name. Raises OSError."""
     number = 1
-    while (aside := found.place.with_name(f".{found.place.name}.aside{number}")).exists():
+    while (aside := snapshot.place.with_name(f".{snapshot.place.name}.aside{number}")).exists():
         number += 1
-    os.rename(found.place, aside)
+    os.rename(snapshot.place, aside)
     return aside.name
 
 
-def remove_asides(found: InPlace) -> None:
+def remove_asides(snapshot: InPlace) -> None:
     """Remove what was hidden of the series of a snapshot that the job has saved since; raises OSError."""
-    for name in os.listdir(found.place.parent):
+    for name in os.listdir(snapshot.place.parent):
         match = _ASIDE.fullmatch(name)
-        if match is not None and slot_of(match[1]) == slot_of(found.place.name):
-            aside = found.place.with_name(name)
+        if match is not None and slot_of(match[1]) == slot_of(snapshot.place.name):
+            aside = snapshot.place.with_name(name)
             if aside.is_dir() and not aside.is_symlink():
                 shutil.rmtree(aside)
             else:

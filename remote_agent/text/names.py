@@ -1,11 +1,17 @@
-"""Numbers and counts as people write them.
+"""Numbers and counts as people write them, and the names of the directories of ranks.
 
-In: ranks, numbers of things, digits in a text. Out: numbers; `0-2,5`, `ranks 0-3`, `2 nodes`.
+In: ranks, numbers of things, digits in a text. Out: numbers; `0-2,5`, `ranks 0-3`, `2 nodes`, `1.5 kB`; patterns.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
+
+_GENERATION, _RANK = r"generation_(\d{1,9})", r"rank_(\d{1,9})"
+GENERATION_FOLDER, RANK_FOLDER = re.compile(rf"{_GENERATION}\Z"), re.compile(rf"{_RANK}\Z")
+# The end of the path of a log in a job's directory.
+RANK_LOG = re.compile(rf"{_GENERATION}/{_RANK}/(stdout|stderr|nccl)\.log\Z")
 
 
 def read_number(digits: str) -> int:
@@ -32,3 +38,12 @@ def name_ranks(ranks: Sequence[int]) -> str:
 def count(number: int, one: str) -> str:
     """Return `1 rank`, `2 ranks`."""
     return f"{number:,} {one if number == 1 else one + 's'}"
+
+
+def size_text(size: float) -> str:
+    """Return bytes as `999 B`, `12.3 MB` or `150 GB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 999.5:
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 99.95 else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"

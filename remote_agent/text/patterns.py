@@ -145,7 +145,7 @@ def _open_repeats(tree: Any) -> int:
 
 def _choices(tree: Any, lower: bool) -> list[tuple[bytes, ...]]:
     """Return sets of literals; each match contains a member of each set."""
-    found: list[tuple[bytes, ...]] = []
+    choices: list[tuple[bytes, ...]] = []
     run = bytearray()
     for op, value in [*tree, (None, None)]:
         name = str(op)
@@ -156,14 +156,14 @@ def _choices(tree: Any, lower: bool) -> list[tuple[bytes, ...]]:
         run = bytearray()
         # Bytes are lowered here, characters in the pattern: both agree only for ASCII.
         if literal and b"\n" not in literal and not (lower and max(literal) >= 0x80):
-            found.append((literal,))
+            choices.append((literal,))
         if name == "SUBPATTERN" and not value[1]:
-            found.extend(_choices(value[3], lower))
+            choices.extend(_choices(value[3], lower))
         elif name == "BRANCH":
-            found.extend(_branches(value[1], lower))
+            choices.extend(_branches(value[1], lower))
         elif name in _REPEATS and value[0] >= 1:
-            found.extend(_choices(value[2], lower))
-    return found
+            choices.extend(_choices(value[2], lower))
+    return choices
 
 
 def _branches(branches: list[Any], lower: bool) -> list[tuple[bytes, ...]]:
@@ -236,7 +236,7 @@ class Filter(NamedTuple):
             raise Problem(
                 "pattern",
                 f"the filter takes more than {LINE_S:g} s on: {texts[0][:80].decode(errors='replace')}",
-                "fewer * and + in its patterns, or words between them",
+                "use fewer * and + in its patterns, or put words between them",
             ) from None
 
     def _keeps(self, texts: list[bytes]) -> bool:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from remote_agent.text.levels import ESCAPE as ESCAPE
 from remote_agent.text.levels import ESCAPES, level_of
 from remote_agent.text.levels import NCCL_MARK as NCCL_MARK
+from remote_agent.text.names import size_text
 
 # The text of a row is cut here; `log_read` returns the rest of the line.
 CLIP = 64 * 1024
@@ -66,8 +67,8 @@ def last_state(raw: bytes) -> bytes:
     """Return the last state of a line that overwrites itself."""
     if b"\r" not in raw:
         return raw
-    shown = raw.rstrip(b"\r")
-    return shown[shown.rfind(b"\r") + 1 :]
+    text = raw.rstrip(b"\r")
+    return text[text.rfind(b"\r") + 1 :]
 
 
 def without_escapes(text: bytes) -> bytes:
@@ -77,9 +78,9 @@ def without_escapes(text: bytes) -> bytes:
 
 def visible_ends(head: bytes, tail: bytes) -> bytes:
     """Return the visible text of a line over 64 KiB from its first and last 64 KiB."""
-    shown = tail.rstrip(b"\r")
-    start = shown.rfind(b"\r")
-    return shown[start + 1 :] if start >= 0 else head
+    text = tail.rstrip(b"\r")
+    start = text.rfind(b"\r")
+    return text[start + 1 :] if start >= 0 else head
 
 
 def stream_of(file: str, text: bytes) -> str:
@@ -89,8 +90,7 @@ def stream_of(file: str, text: bytes) -> str:
 
 def dropped_text(size: int) -> bytes:
     """Return the line that stands for bytes that were dropped from the disk."""
-    amount = f"{size / 1e9:.1f} GB" if size >= 10**9 else f"{size / 1e6:.1f} MB"
-    return f"… {amount} were dropped here: log_bound".encode()
+    return f"… {size_text(size)} were dropped here: log_bound".encode()
 
 
 class RecordReader:

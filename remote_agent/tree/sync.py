@@ -46,7 +46,7 @@ def left_in(plan: SyncPlan) -> list[str]:
     """
     brought = {*plan.manifest.files, *plan.manifest.links, *plan.state.files}
     parents = plan.manifest.parents() | {path[: path.rindex("/")] for path in plan.state.files if "/" in path}
-    found: list[tuple[int, str]] = []
+    entries: list[tuple[int, str]] = []
     waiting = [""]
     while waiting:
         base = waiting.pop()
@@ -58,8 +58,8 @@ def left_in(plan: SyncPlan) -> list[str]:
                 if is_dir and path in parents:
                     waiting.append(f"{path}/")
                 elif path not in brought and entry.name != "__pycache__":
-                    found.append((-entry.stat(follow_symlinks=False).st_mtime_ns, f"{path}/" if is_dir else path))
-    return [path for _, path in sorted(found)]
+                    entries.append((-entry.stat(follow_symlinks=False).st_mtime_ns, f"{path}/" if is_dir else path))
+    return [path for _, path in sorted(entries)]
 
 
 class TreeSync:

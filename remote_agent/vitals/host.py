@@ -12,31 +12,31 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from remote_agent.base.files import disk_space, read_text
 from remote_agent.base.proc import memory_folders
-from remote_agent.vitals.gpus.gpu import Gpu, gpu_of
+from remote_agent.vitals.gpus.gpu import SELECTORS, Gpu, gpu_of
 from remote_agent.vitals.gpus.reader import GpuLink
 from remote_agent.vitals.netif import interface_of
 
 if TYPE_CHECKING:
     from remote_agent.base.tasks import Tasks
+    from remote_agent.wire.documents import Json
 
 log = logging.getLogger(__name__)
 
 # The interval while an operator is attached; otherwise every third measurement is taken.
 WATCHED_S = 3.0
 ALONE_ROUNDS = 3
-# Of one rank's process tree, so that the cost stays bounded.
+# Processes of one rank's tree that are read, so that the cost stays bounded.
 MAX_PROCESSES = 200
 _TICKS_S = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-# What `gpu_of` and the readers' `chosen_by` need of a worker's environment.
-_VARIABLES = ("LOCAL_RANK", "VISIBLE_DEVICES")
+# What `gpu_of` needs of a worker's environment.
+_VARIABLES = ("LOCAL_RANK", *SELECTORS)
 # The fields of a Gpu that do not go into the status.
 _INTERNAL = ("t", "uuid", "chosen_by")
-Document = dict[str, Any]
 
 
 class HostUsage:
@@ -52,7 +52,7 @@ class HostUsage:
         self._workers: dict[int, tuple[str, dict[str, str]]] = {}
         """Start time and environment by pid."""
 
-    def read(self, now: float, interface: str | None) -> Document:
+    def read(self, now: float, interface: str | None) -> Json:
         """Return what the node uses, with the traffic of one interface; rates need two calls, else they are None."""
         used, total = self.memory()
         received, sent = self._network(interface)
@@ -66,7 +66,7 @@ class HostUsage:
             "net_out": self._rate("sent", sent, now, 0),
         }
 
-    def read_rank(self, pid: int, now: float, devices: list[Gpu]) -> Document:
+    def read_rank(self, pid: int, now: float, devices: list[Gpu]) -> Json:
         """Return a worker's cpu with its children (100: one core), its own rss, and the index of its GPU."""
         fields = self._stat(pid)
         started, env = self._workers.get(pid) or self._add_worker(pid, fields)
@@ -83,7 +83,7 @@ class HostUsage:
 
     def _add_worker(self, pid: int, fields: list[str]) -> tuple[str, dict[str, str]]:
         pairs = (entry.partition("=") for entry in self._text(f"proc/{pid}/environ").split("\0"))
-        env = {name: value for name, _, value in pairs if name.endswith(_VARIABLES)}
+        env = {name: value for name, _, value in pairs if name in _VARIABLES}
         if not fields or not env.get("LOCAL_RANK", "").isdigit():
             return "", {}
         self._workers[pid] = fields[19], env
@@ -162,7 +162,7 @@ class HostUsage:
             todo += map(int, self._text(f"proc/{each}/task/{each}/children").split())
 
 
-def _space(name: str, folder: Path) -> Document:
+def _space(name: str, folder: Path) -> Json:
     space = disk_space(folder)
     return {f"{name}_free": space.get("free"), f"{name}_total": space.get("total")}
 
@@ -177,8 +177,8 @@ class Vitals:
         self._interface: str | None = None
         """The network interface of the job."""
         self._taken = 0.0
-        self._node: Document | None = None
-        self._ranks: dict[int, Document] = {}
+        self._node: Json | None = None
+        self._ranks: dict[int, Json] = {}
         self._workers: dict[int, int] = {}
         """The pid by rank at the last measurement."""
 
@@ -213,7 +213,7 @@ class Vitals:
             self._node, self._ranks = None, {}
         self._taken = now
 
-    def report(self, workers: Mapping[int, int]) -> tuple[Document | None, dict[int, Document]]:
+    def report(self, workers: Mapping[int, int]) -> tuple[Json | None, dict[int, Json]]:
         """Return the last measurement of the node and of these workers; `every_s`: the current interval."""
         if self._node is None:
             return None, {}

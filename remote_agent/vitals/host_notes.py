@@ -17,11 +17,14 @@ import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from remote_agent.base.files import read_text
 from remote_agent.base.proc import memory_folders
 from remote_agent.diagnose.exits import signal_name
+
+if TYPE_CHECKING:
+    from remote_agent.wire.documents import RankExit
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +80,7 @@ class HostNotes:
                 os.lseek(self._log, 0, os.SEEK_END)
         self._before = self._counters()
 
-    async def explain(self, ended: dict[str, Any]) -> list[str]:
+    async def explain(self, ended: RankExit) -> list[str]:
         """Return the host's notes on this Exit; none when reading them takes too long."""
         if ended["stopped_by_us"] or ended["code"] == 0:
             return []
@@ -91,13 +94,13 @@ class HostNotes:
             log.exception("rank %s: cannot read the host's log about its end", ended["rank"])
         return []
 
-    def notes(self, ended: dict[str, Any]) -> list[str]:
+    def notes(self, ended: RankExit) -> list[str]:
         """Return the lines; may block on file systems."""
-        text = f"{ended['tail']}\n{(ended['error'] or {}).get('message')}"
+        text = f"{ended['tail']}\n{(error := ended['error']) and error['message']}"
         signal = signal_name(ended["code"], ended["signal"])
         is_disk, is_shm = _DISK.search(text), signal == "SIGBUS" or _SHM.search(text)
         if signal not in SIGNALS and not (is_disk or is_shm or _OTHER.search(text)):
-            # On a full disk a script can say nothing.
+            # On a full disk a script cannot report anything.
             return _spaces((self._cwd, self._logs), FULL_BYTES)
         pids = {str(ended["pid"])}
         pids.update(pid for named in _LOADER_PIDS.findall(text) for pid in re.findall(r"\d+", named))

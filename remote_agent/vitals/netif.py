@@ -46,15 +46,15 @@ async def interface_of(address: str) -> str | None:
 
 def own_addresses() -> dict[str, str]:
     """Return interfaces by address: each one's first IPv4 address, then all IPv6 addresses, as getifaddrs does."""
-    found: dict[str, str] = {}
+    addresses: dict[str, str] = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):
                 answer = fcntl.ioctl(asking.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                found[socket.inet_ntoa(answer[20:24])] = name
+                addresses[socket.inet_ntoa(answer[20:24])] = name
     rows = (line.split() for line in read_text("/proc/net/if_inet6").splitlines())
-    found.update((str(ipaddress.IPv6Address(bytes.fromhex(row[0]))), row[5]) for row in rows if len(row) > 5)
-    return found
+    addresses.update((str(ipaddress.IPv6Address(bytes.fromhex(row[0]))), row[5]) for row in rows if len(row) > 5)
+    return addresses
 
 
 class Sockets(NamedTuple):
@@ -63,7 +63,7 @@ class Sockets(NamedTuple):
     variables: dict[str, str]
     """To be set for the workers; empty: nothing needs to change."""
     kind: str = ""
-    """Of the notice: INTERFACE or HOST_NAME."""
+    """The kind of the notice: INTERFACE or HOST_NAME."""
     notice: str = ""
 
 
@@ -72,17 +72,17 @@ async def own_name_address() -> str | None:
     return next((one for one in await resolve(socket.gethostname()) if _is_here(one)), None)
 
 
-async def sockets(address: str, leads_to: str | None, given: Mapping[str, str]) -> Sockets:
+async def sockets(address: str, leads_to: str | None, env: Mapping[str, str]) -> Sockets:
     """Return what the workers of this node need so that other nodes reach them at its address.
 
-    `leads_to`: from own_name_address; `given`: the workers' environment, in which nothing is changed.
+    `leads_to`: from own_name_address; `env`: the environment of the workers, in which nothing is changed.
     """
     own = own_addresses()
     interface = next((own[one] for one in await resolve(address) if one in own), None)
-    return choose(interface, leads_to, own, given)
+    return choose(interface, leads_to, own, env)
 
 
-def choose(interface: str | None, leads_to: str | None, own: Mapping[str, str], given: Mapping[str, str]) -> Sockets:
+def choose(interface: str | None, leads_to: str | None, own: Mapping[str, str], env: Mapping[str, str]) -> Sockets:
     """Return the variables and the notice; `interface`: the one with this node's address, `own`: names by address."""
     if interface == "lo":
         # All nodes are on this machine.
@@ -90,9 +90,9 @@ def choose(interface: str | None, leads_to: str | None, own: Mapping[str, str], 
     is_loopback = leads_to is None or ipaddress.ip_address(leads_to.partition("%")[0]).is_loopback
     name = f"the host name resolves to {leads_to}" if leads_to else "the host name resolves to no address of the host"
     if interface is None:
-        if not is_loopback or GLOO in given:
+        if not is_loopback or GLOO in env:
             return Sockets({})
-        text = f"{name}, and its `address` is on none of its interfaces: gloo offers other hosts a loopback address"
+        text = f"{name}, and none of its interfaces has its `address`: gloo gives other hosts a loopback address"
         return Sockets({}, HOST_NAME, f"{text}; set {GLOO} in `env` of this host")
     wanted = {}
     # An address that no interface lists is a further one of some interface: nothing shows that it is wrong.
@@ -101,7 +101,7 @@ def choose(interface: str | None, leads_to: str | None, own: Mapping[str, str], 
     chosen = nccl_choice(own.values())
     if chosen != interface and chosen.startswith(("docker", "lo")):
         wanted[NCCL] = f"={interface}"
-    variables = {variable: value for variable, value in wanted.items() if variable not in given}
+    variables = {variable: value for variable, value in wanted.items() if variable not in env}
     if not variables:
         return Sockets({})
     what = name if GLOO in wanted else f"NCCL would choose {chosen}"

@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from remote_agent.wire.channel import Answer, CallFailed, Channel, ChannelClosed, Handler, Items, read_frame
+    from remote_agent.wire.channel import Answer, Args, CallFailed, Channel, ChannelClosed, Handler, Items, read_frame
     from remote_agent.wire.frames import (
         MAGIC,
         MAX_BODY,
@@ -46,6 +46,7 @@ __all__ = [
     "PORTS",
     "PROTOCOL",
     "Answer",
+    "Args",
     "CallFailed",
     "Channel",
     "ChannelClosed",

@@ -58,12 +58,14 @@ class CallFailed(Problem):
 class Answer(NamedTuple):
     """The answer to a call: JSON data and raw bytes."""
 
-    data: dict[str, Any]
+    data: Any
     body: bytes = b""
 
 
+Args = dict[str, Any]
+"""The arguments of a request or a notice; whoever answers it reads them."""
 Items = AsyncGenerator[Answer, None]
-Handler = Callable[[str, "dict[str, Any]", bytes], Awaitable[Union[Answer, Items]]]
+Handler = Callable[[str, Args, bytes], Awaitable[Union[Answer, Items]]]
 
 
 async def read_frame(reader: asyncio.StreamReader) -> Frame | None:
@@ -83,7 +85,7 @@ async def read_frame(reader: asyncio.StreamReader) -> Frame | None:
     return decode(size, text, body)
 
 
-async def refuse(op: str, args: dict[str, Any], body: bytes) -> Answer | Items:
+async def refuse(op: str, args: Args, body: bytes) -> Answer | Items:
     """Answer every call with an error: the handler of a side that only calls."""
     raise Problem("unknown_op", f"no such request: {op}")
 
@@ -161,13 +163,11 @@ class Channel:
         except (ProtocolError, ConnectionError, OSError) as error:
             log.debug("channel ends: %s", error)
             if isinstance(error, ProtocolError):
-                reason = f"the connection was closed, because the other side breaks its rules: {error}"
+                reason = f"the connection was closed, because the other side violates the protocol: {error}"
         finally:
             await self._finish(reason)
 
-    async def call(
-        self, op: str, args: dict[str, Any] | None = None, body: bytes = b"", timeout: float = 30.0
-    ) -> Answer:
+    async def call(self, op: str, args: Args | None = None, body: bytes = b"", timeout: float = 30.0) -> Answer:
         """Return the answer to one request; raises CallFailed, ChannelClosed, asyncio.TimeoutError."""
         number = self._number()
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
@@ -183,12 +183,12 @@ class Channel:
             self._calls.pop(number, None)
 
     async def _call(
-        self, number: int, op: str, args: dict[str, Any] | None, body: bytes, future: asyncio.Future[Answer]
+        self, number: int, op: str, args: Args | None, body: bytes, future: asyncio.Future[Answer]
     ) -> Answer:
         await self._send({"id": number, "op": op, "args": args or {}}, body)
         return await future
 
-    async def stream(self, op: str, args: dict[str, Any] | None = None) -> Items:
+    async def stream(self, op: str, args: Args | None = None) -> Items:
         """Yield the items of one request; closing the generator cancels it there. Raises CallFailed, ChannelClosed."""
         number = self._number()
         incoming = self._streams[number] = _Incoming()
@@ -218,7 +218,7 @@ class Channel:
                 with contextlib.suppress(WireError, asyncio.TimeoutError):
                     await asyncio.wait_for(self._send({"cancel": number}), 1.0)
 
-    async def notify(self, op: str, args: dict[str, Any] | None = None) -> None:
+    async def notify(self, op: str, args: Args | None = None) -> None:
         """Send a request without an answer; raises ChannelClosed."""
         await self._send({"op": op, "args": args or {}})
 
@@ -241,9 +241,10 @@ class Channel:
     async def _send(self, header: dict[str, Any], body: bytes = b"") -> int:
         """Send a frame and return its cost at the other side; raises ProtocolError, ChannelClosed."""
         data, size = encode_sized(header, body)
-        if self.closed.is_set():
-            raise ChannelClosed("the connection is closed")
         async with self._write_lock:
+            if self._closing or self.closed.is_set():
+                # A TLS transport that was closed twice raises AttributeError.
+                raise ChannelClosed("the connection is closed")
             try:
                 self._writer.write(data)
                 await self._writer.drain()
@@ -277,8 +278,8 @@ class Channel:
         else:
             raise ProtocolError("a frame without op and without answer")
 
-    def _begin(self, number: int, frame: Frame, args: dict[str, Any]) -> None:
-        """Serve a request beside all others."""
+    def _begin(self, number: int, frame: Frame, args: Args) -> None:
+        """Serve a request concurrently with all others."""
         if number in self._serving:
             raise ProtocolError(f"request {number} is still being served")
         if self._requested >= REQUEST_ROOM:
@@ -318,7 +319,7 @@ class Channel:
         else:
             future.set_exception(CallFailed("protocol", "a stream where one answer was expected"))
 
-    async def _serve(self, number: int | None, op: str, args: dict[str, Any], body: bytes) -> None:
+    async def _serve(self, number: int | None, op: str, args: Args, body: bytes) -> None:
         try:
             result = await self.handler(op, args, body)
             if isinstance(result, Answer):
@@ -391,7 +392,7 @@ def check_header(header: dict[str, Any]) -> None:
         raise ProtocolError("a part of a frame's header is not a JSON object")
 
 
-def bodies(sock: socket.socket, op: str, args: dict[str, Any]) -> Iterator[memoryview]:
+def bodies(sock: socket.socket, op: str, args: Args) -> Iterator[memoryview]:
     """Yield the body of each item of a stream, which counts until the next one; raises CallFailed, WireError.
 
     For a thread that may block: an event loop copies gigabytes several times.

@@ -1,34 +1,38 @@
-"""The shapes of the documents that cross wires and files: journal events, incidents, status, NCCL's facts.
+"""The types of documents that cross wires and files: events, incidents, status, snapshots, NCCL facts.
 
-In: JSON. Out: `read_event`, `read_status` …: the same documents, whose fields have the types that their readers expect;
-`Misfit` for anything else. Fields that only a newer version knows stay, as long as they are plain JSON.
+In: JSON. Out: `read_event`, `read_status` …: the same documents, whose fields have the types declared here; `Misfit`
+for anything else. Fields that only a newer version knows stay, as long as they are plain JSON.
+
+The annotations are evaluated (see wire/gate.py), so they are written as Python 3.9 understands them.
 """
-
-from __future__ import annotations
 
 import datetime
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, Optional, TypedDict, Union
 
-from remote_agent.wire.events import PHASES, EventType, JournalEvent
+from remote_agent.wire.events import PHASES, EventType
 from remote_agent.wire.gate import (
     Misfit,
+    Name,
     Shape,
     anything,
-    by_name,
-    each,
-    flag,
-    maybe,
+    fields,
     name,
     number,
     parse,
+    reader,
     record,
     row,
+    shape,
     text,
     whole,
 )
 
+Json = dict[str, Any]
+"""A JSON object that is being made or changed."""
+Document = Mapping[str, Any]
+"""A JSON object that is only read."""
 STREAMS = ("stdout", "stderr", "nccl")
 # A node gives no more rows of a log than this at once.
 MAX_ROWS = 4096
@@ -51,151 +55,329 @@ def moment(value: Any) -> str:
     return text(value)
 
 
-count = whole(0)
-rank = whole(0, MAX_RANKS - 1)
-time_ns = whole(-MAX_TIME_NS, MAX_TIME_NS)
-generation = whole(-1)
-_document = record({})
 # JSON has no such numbers: a rank's figures have them as words.
 NOT_FINITE = ("nan", "-nan", "inf", "-inf")
-_exit_code = whole(-(1 << 31), 1 << 32)
 
-_EVIDENCE = each(
-    record({"node": maybe(name), "rank": maybe(rank), "file": maybe(text), "line": maybe(whole()), "text": text})
+
+def _measured(value: Any) -> Optional[float]:
+    """Return a number that is shown, null for one that is too large or not finite; raises Misfit."""
+    if value is None or value in NOT_FINITE:
+        return None
+    return number(value) if isinstance(value, bool) or not isinstance(value, (int, float)) else anything(value)
+
+
+def _figure(value: Any) -> Union[float, str, None]:
+    """Return what a rank printed, a number or a word of NOT_FINITE; raises Misfit."""
+    return text(value) if value in NOT_FINITE else _measured(value)
+
+
+Count = Annotated[int, whole(0)]
+RankNumber = Annotated[int, whole(0, MAX_RANKS - 1)]
+TimeNs = Annotated[int, whole(-MAX_TIME_NS, MAX_TIME_NS)]
+GenerationNumber = Annotated[int, whole(-1)]
+ExitCode = Annotated[int, whole(-(1 << 31), 1 << 32)]
+IsoTime = Annotated[str, moment]
+Measured = Annotated[Optional[float], _measured]
+Figure = Annotated[Union[float, str, None], _figure]
+
+# --- incidents
+
+ExitStatus = TypedDict("ExitStatus", {"code": Optional[ExitCode], "signal": Optional[str]})
+SourceExcerpt = TypedDict("SourceExcerpt", {"first": Annotated[int, whole(1)], "text": str})
+WaitingCall = TypedDict(
+    "WaitingCall", {"collective": str, "seq": Optional[int], "group": str, "ranks": list[RankNumber]}
 )
-_CALL = record({"collective": text, "seq": maybe(whole()), "group": text, "ranks": each(rank)})
-INCIDENT = record(
-    {
-        "id": count,
-        "generation": generation,
-        "time": maybe(moment),
-        "category": text,
-        "scope": text,
-        "culprit_ranks": each(rank),
-        "culprit_node": maybe(name),
-        "confidence": text,
-        "summary": text,
-        "evidence": _EVIDENCE,
-        "traceback": maybe(text),
-        "exit": record({"code": maybe(_exit_code), "signal": maybe(text)}),
-        "hint": text,
-        "victims": each(record({"ranks": each(rank), "category": text, "summary": text})),
-        "missing": maybe(
-            record(
-                {
-                    "collective": maybe(text),
-                    "seq": maybe(whole()),
-                    "waiting": each(rank),
-                    "missing": each(rank),
-                    "stacks": by_name(text),
-                },
-                {
-                    "calls": each(_CALL),
-                    "sources": by_name(record({"first": whole(1), "text": text})),
-                },
-            )
-        ),
-    },
-    {
-        "fingerprint": text,
-        "at_least": flag,
-        "state": text,
-        "ended_at": maybe(moment),
-        "over": maybe(text),
-        "ongoing": flag,
-        "preliminary": flag,
-        "times_out_at": maybe(moment),
-        "restarts_at": maybe(moment),
-    },
-)
+VictimsEntry = TypedDict("VictimsEntry", {"ranks": list[RankNumber], "category": str, "summary": str})
+
+
+class EvidenceEntry(TypedDict):
+    node: Optional[Name]
+    rank: Optional[RankNumber]
+    file: Optional[str]
+    line: Optional[int]
+    text: str
+
+
+class _MissingRanks(TypedDict):
+    collective: Optional[str]
+    seq: Optional[int]
+    waiting: list[RankNumber]
+    missing: list[RankNumber]
+    stacks: dict[str, str]
+
+
+class MissingRanks(_MissingRanks, total=False):
+    """Which ranks a collective waits for; `stacks` are places by rank, `sources` are by place."""
+
+    calls: list[WaitingCall]
+    sources: dict[str, SourceExcerpt]
+
+
+class _Incident(TypedDict):
+    id: Count
+    generation: GenerationNumber
+    time: Optional[IsoTime]
+    category: str
+    scope: str
+    culprit_ranks: list[RankNumber]
+    culprit_node: Optional[Name]
+    confidence: str
+    summary: str
+    evidence: list[EvidenceEntry]
+    traceback: Optional[str]
+    exit: ExitStatus
+    hint: str
+    victims: list[VictimsEntry]
+    missing: Optional[MissingRanks]
+
+
+class IncidentDocument(_Incident, total=False):
+    fingerprint: str
+    at_least: bool
+    state: str
+    ended_at: Optional[IsoTime]
+    over: Optional[str]
+    ongoing: bool
+    preliminary: bool
+    times_out_at: Optional[IsoTime]
+    restarts_at: Optional[IsoTime]
+
+
+read_incident = reader(IncidentDocument)
+
+# --- snapshots
+
+
+class _Snapshot(TypedDict):
+    id: Name
+    path: str
+    bytes: Count
+    time_ns: TimeNs
+    step: Optional[Count]
+
+
+class SnapshotEntry(_Snapshot, total=False):
+    exact: bool
+    """The snapshot itself names its step; else it is what ranks had printed when it was saved."""
+
+
+class OfferedSnapshot(SnapshotEntry):
+    holders: list[Name]
+    """The connected nodes that have it, members of the group first."""
+
+
+class SnapshotStatus(SnapshotEntry, total=False):
+    nodes: list[Name]
+    skipped: bool
+
+
+class PlacedReport(TypedDict, total=False):
+    seconds: float
+    bytes: Count
+    placed: dict[str, Optional[Name]]
+    """By snapshot: the node that it came from, null for the member's own copy."""
+    aside: list[str]
+
+
+class PlacedAnswer(PlacedReport, total=False):
+    ids: list[Name]
+    problem: str
+
+
+read_snapshots = reader(list[SnapshotEntry])
+read_placed = reader(PlacedAnswer, "ids", "seconds", "bytes", "placed", "aside")
 
 # --- the journal
 
-_SPEC = record({"name": name, "address": text}, {"nproc_per_node": text, "spare": flag, "env": by_name(text)})
-_PHASES = {phase: maybe(number) for phase in PHASES}
-_START = record({"warm": flag, "why": text})
-_MEMBERS = each(record({"node": name, "base_rank": rank, "nproc": rank}))
-_MEETING = maybe(record({"backend": text, "endpoint": text, "run_id": text}))
-_EXIT = record({"code": maybe(_exit_code), "signal": maybe(text)})
-_LEFT = each(row(rank, time_ns, maybe(time_ns)))
-_STOPPED = each(row(rank, time_ns, maybe(_exit_code), maybe(text), maybe(time_ns), maybe(time_ns), maybe(time_ns)))
-_TREE = row(text, time_ns)
-_SNAPSHOT = {"id": name, "path": text, "bytes": count, "time_ns": time_ns, "step": maybe(count)}
-_PLACED = {"seconds": number, "bytes": count, "placed": by_name(maybe(name)), "aside": each(text)}
-_TREE_CHANGE = {"digest": text, "files": count, "bytes": count, "paths": each(text), "without": each(text)}
-_SAID_BY = {"operator": maybe(text), "reason": maybe(text)}
+
+class _JournalEvent(TypedDict):
+    seq: Annotated[int, whole(1)]
+    time: IsoTime
+    type: str
+    generation: GenerationNumber
+    node: Optional[Name]
+    rank: Optional[RankNumber]
+    detail: Annotated[Any, record({})]
 
 
-def _members(value: Any) -> list[dict[str, Any]]:
-    members: list[dict[str, Any]] = _MEMBERS(value)
+class JournalEvent(_JournalEvent, total=False):
+    """One event. `type` is a string: a newer agent may know more types than we do.
+
+    Whoever reads `detail` names the type that it has according to `_DETAILS`.
+    """
+
+    term: Count
+    """Only between agents."""
+
+
+AskedDetail = TypedDict("AskedDetail", {"operator": Optional[str], "reason": Optional[str]}, total=False)
+"""What every detail may have: who asked for it, and why it happened."""
+_NodeReady = TypedDict("_NodeReady", {"nproc": RankNumber})
+_NodeLost = TypedDict("_NodeLost", {"status": str})
+StartFacts = TypedDict("StartFacts", {"warm": bool, "why": str})
+GroupMember = TypedDict("GroupMember", {"node": Name, "base_rank": RankNumber, "nproc": RankNumber})
+Meeting = TypedDict("Meeting", {"backend": str, "endpoint": str, "run_id": str})
+
+
+class NodeReadyDetail(_NodeReady, total=False):
+    spare: bool
+    returned: bool
+    versions: dict[str, Any]
+
+
+class NodeLostDetail(_NodeLost, AskedDetail, total=False):
+    alive_ns: Optional[TimeNs]
+
+
+def _members(value: Any) -> list[GroupMember]:
+    members: list[GroupMember] = shape(list[GroupMember])(value)
     if sum(member["nproc"] for member in members) > MAX_RANKS:
         raise Misfit(f"is a group of more than {MAX_RANKS} ranks")
     return members
 
 
-def _detail(needed: Mapping[str, Shape] | None = None, /, **optional: Shape) -> Shape:
-    return record(needed or {}, {**_SAID_BY, **optional})
+class _GenerationStarted(TypedDict):
+    members: Annotated[list[GroupMember], _members]
+    restarts: Count
 
 
-_LOST = _detail({"status": text}, alive_ns=maybe(time_ns))
-_CORDONED = _detail({"status": text})
-_ENDED = _detail(restarts=maybe(count))
-_HOOK = _detail({"hook": count, "of": count}, event=text)
+class GenerationStartedDetail(_GenerationStarted, total=False):
+    world_size: Optional[Count]
+    fingerprint: Optional[str]
+    suspects: list[Name]
+    rendezvous: Optional[Meeting]
+    env: dict[str, str]
+    tree: Any
+
+
+class RanksAssignedDetail(TypedDict):
+    ranks: list[Annotated[list[int], row(RankNumber, RankNumber, int)]]
+    """Rank, local rank, pid each."""
+    world_size: Optional[Count]
+
+
+class GenerationRunningDetail(TypedDict, total=False):
+    """It has phases too, which `phases_of` reads."""
+
+    world_size: Optional[Count]
+    pids: dict[str, Optional[int]]
+    starts: dict[str, StartFacts]
+
+
+_TIMES = (Optional[TimeNs],) * 3
+
+
+class GenerationStoppedDetail(TypedDict, total=False):
+    cause: Optional[str]
+    stop_ms: Optional[float]
+    left: list[Annotated[list[Any], row(RankNumber, TimeNs, Optional[TimeNs])]]
+    """Rank, time_ns, over_ns each."""
+    stopped: list[Annotated[list[Any], row(RankNumber, TimeNs, Optional[ExitCode], Optional[str], *_TIMES)]]
+    """Rank, time_ns, code, signal, raised_ns, over_ns, asked_ns each."""
+    clocks: dict[str, Annotated[list[int], row(int, int)]]
+    """By node: shift and error in nanoseconds."""
+
+
+_RankFailed = TypedDict("_RankFailed", {"exit": ExitStatus})
+
+
+class RankFailedDetail(_RankFailed, total=False):
+    local_rank: Optional[RankNumber]
+    pid: Optional[int]
+    sent: Optional[str]
+    time_ns: Optional[TimeNs]
+    shift_ns: int
+    raised_ns: Optional[TimeNs]
+    over_ns: Optional[TimeNs]
+    notes: list[str]
+    message: Any
+
+
+class LastOutputDetail(TypedDict):
+    kept_by: Name
+    ranks: list[RankNumber]
+    evidence: list[EvidenceEntry]
+
+
+EnvironmentSetDetail = TypedDict("EnvironmentSetDetail", {"env": dict[str, str], "from_generation": GenerationNumber})
+_TREE = Annotated[list[Any], row(str, TimeNs)]
+
+
+class _TreeChanged(TypedDict):
+    trees: Annotated[list[Any], row(_TREE, _TREE)]
+    """Digest and time of the one before, and of the new one."""
+
+
+class TreeChangedDetail(_TreeChanged, AskedDetail, total=False):
+    rollback: bool
+    digest: str
+    files: Count
+    bytes: Count
+    paths: list[str]
+    without: list[str]
+
+
+class _SnapshotsChosen(TypedDict):
+    snapshots: list[SnapshotEntry]
+    skipped: list[Annotated[list[int], row(TimeNs, TimeNs)]]
+
+
+class SnapshotsChosenDetail(_SnapshotsChosen, total=False):
+    placed: dict[str, PlacedReport]
+
+
+_NodeAddress = TypedDict("_NodeAddress", {"name": Name, "address": str})
+
+
+class JoinedSpec(_NodeAddress, total=False):
+    """What `NodeSpec.from_json` reads of a node that has joined."""
+
+    nproc_per_node: str
+    spare: bool
+    env: dict[str, str]
+
+
+def _detail(kind: Any = AskedDetail, needed: Any = None, /, **optional: Any) -> Shape:
+    """Return the shape of a detail; one that is read in one place alone has the types of its fields here."""
+    own, others = fields(kind)
+    return record({**own, **(needed or {})}, {**AskedDetail.__annotations__, **others, **optional})
+
+
+_PHASES = dict.fromkeys(PHASES, Optional[float])
+_CORDONED = _detail(AskedDetail, {"status": str})
+_ENDED = _detail(restarts=Optional[Count], untold=list[Name])
+_HOOK = _detail(AskedDetail, {"hook": Count, "of": Count}, event=str)
 _DETAILS: Mapping[str, Shape] = {
-    EventType.JOB_STARTED: _detail(script=text, args=each(text), nodes=each(name)),
-    EventType.JOB_DEGRADED: _detail(ready=count, needed=count),
+    EventType.JOB_STARTED: _detail(script=str, args=list[str], nodes=list[Name]),
+    EventType.JOB_DEGRADED: _detail(ready=Count, needed=Count),
     EventType.JOB_SUCCEEDED: _ENDED,
     EventType.JOB_FAILED: _ENDED,
     EventType.JOB_STOPPED: _ENDED,
-    EventType.NODE_JOINED: _detail({"spec": _SPEC}),
-    EventType.NODE_READY: _detail({"nproc": rank}, spare=flag, returned=flag, versions=by_name(anything)),
-    EventType.NODE_ADDED: _detail({"spec": _SPEC, "nproc": rank}),
-    EventType.NODE_LOST: _LOST,
-    EventType.NODE_FAILED: _LOST,
+    EventType.NODE_JOINED: _detail(AskedDetail, {"spec": JoinedSpec}),
+    EventType.NODE_READY: _detail(NodeReadyDetail),
+    EventType.NODE_ADDED: _detail(AskedDetail, {"spec": JoinedSpec, "nproc": RankNumber}),
+    EventType.NODE_LOST: _detail(NodeLostDetail),
+    EventType.NODE_FAILED: _detail(NodeLostDetail),
     EventType.NODE_CORDONED: _CORDONED,
     EventType.NODE_UNCORDONED: _CORDONED,
-    EventType.COORDINATOR_CHANGED: _detail(former=maybe(name), term=count),
-    EventType.QUORUM_LOST: _detail(held=each(name), members=each(name)),
-    EventType.GENERATION_STARTED: _detail(
-        {"members": _members, "restarts": count},
-        world_size=maybe(count),
-        fingerprint=maybe(text),
-        suspects=each(name),
-        rendezvous=_MEETING,
-        env=by_name(text),
-    ),
-    EventType.RANKS_ASSIGNED: _detail({"ranks": each(row(rank, rank, whole())), "world_size": maybe(count)}),
-    EventType.GENERATION_RUNNING: _detail(
-        world_size=maybe(count), pids=by_name(maybe(whole())), starts=by_name(_START), **_PHASES
-    ),
+    EventType.COORDINATOR_CHANGED: _detail(former=Optional[Name], term=Count),
+    EventType.QUORUM_LOST: _detail(held=list[Name], members=list[Name]),
+    EventType.GENERATION_STARTED: _detail(GenerationStartedDetail),
+    EventType.RANKS_ASSIGNED: _detail(RanksAssignedDetail),
+    EventType.GENERATION_RUNNING: _detail(GenerationRunningDetail, **_PHASES),
     EventType.PROCESS_GROUP_UP: _detail(**_PHASES),
     EventType.FIRST_STEP: _detail(**_PHASES),
-    EventType.GENERATION_STOPPED: _detail(
-        cause=maybe(text), stop_ms=maybe(number), left=_LEFT, stopped=_STOPPED, clocks=by_name(row(whole(), whole()))
-    ),
-    EventType.RANK_FAILED: _detail(
-        {"exit": _EXIT},
-        local_rank=maybe(rank),
-        pid=maybe(whole()),
-        sent=maybe(text),
-        time_ns=maybe(time_ns),
-        shift_ns=whole(),
-        raised_ns=maybe(time_ns),
-        over_ns=maybe(time_ns),
-        notes=each(text),
-    ),
-    EventType.INCIDENT: INCIDENT,
-    EventType.LAST_OUTPUT: _detail({"kept_by": name, "ranks": each(rank), "evidence": _EVIDENCE}),
-    EventType.WARNING: _detail({"message": text}, kind=text),
-    EventType.ENVIRONMENT_SET: _detail({"env": by_name(text), "from_generation": generation}),
-    EventType.TREE_CHANGED: _detail({"trees": row(_TREE, _TREE)}, rollback=flag, **_TREE_CHANGE),
-    EventType.RESTART_REQUESTED: _detail(snapshot=maybe(name)),
-    EventType.SNAPSHOTS_CHOSEN: _detail(
-        {"snapshots": each(record(_SNAPSHOT)), "skipped": each(row(time_ns, time_ns))},
-        placed=by_name(record({}, _PLACED)),
-    ),
-    EventType.SIGNAL_SENT: _detail(ranks=maybe(each(rank)), signal=maybe(text)),
-    EventType.OPERATOR_ATTACHED: _detail(mode=maybe(text)),
+    EventType.GENERATION_STOPPED: _detail(GenerationStoppedDetail),
+    EventType.RANK_FAILED: _detail(RankFailedDetail),
+    EventType.INCIDENT: shape(IncidentDocument),
+    EventType.LAST_OUTPUT: _detail(LastOutputDetail),
+    EventType.WARNING: _detail(AskedDetail, {"message": str}, kind=str),
+    EventType.ENVIRONMENT_SET: _detail(EnvironmentSetDetail),
+    EventType.TREE_CHANGED: _detail(TreeChangedDetail),
+    EventType.RESTART_REQUESTED: _detail(snapshot=Optional[Name]),
+    EventType.SNAPSHOTS_CHOSEN: _detail(SnapshotsChosenDetail),
+    EventType.SIGNAL_SENT: _detail(ranks=Optional[list[RankNumber]], signal=Optional[str]),
+    EventType.OPERATOR_ATTACHED: _detail(mode=Optional[str]),
     EventType.HOOK_DELIVERED: _HOOK,
     EventType.HOOK_FAILED: _HOOK,
 }
@@ -214,23 +396,12 @@ _OF_NODE = frozenset(
         EventType.LAST_OUTPUT,
     }
 )
-_EVENT = record(
-    {
-        "seq": whole(1),
-        "time": moment,
-        "type": text,
-        "generation": generation,
-        "node": maybe(name),
-        "rank": maybe(rank),
-        "detail": _document,
-    },
-    {"term": count},
-)
+_read_any = reader(JournalEvent)
 
 
 def read_event(value: Any) -> JournalEvent:
     """Return an event of the journal, also of a type that only a newer version knows; raises Misfit."""
-    event = _EVENT(value)
+    event = _read_any(value)
     kind = event["type"]
     try:
         event["detail"] = _DETAILS.get(kind, _ANY_DETAIL)(event["detail"])
@@ -239,141 +410,286 @@ def read_event(value: Any) -> JournalEvent:
     if kind in _OF_NODE:
         name(event["node"])
     if kind == EventType.RANK_FAILED:
-        rank(event["rank"])
-    return cast("JournalEvent", event)
+        shape(RankNumber)(event["rank"])
+    return event
 
 
-def parse_event(line: str | bytes) -> JournalEvent:
+def parse_event(line: Union[str, bytes]) -> JournalEvent:
     """Return the event in a line of a journal; raises Misfit."""
     return read_event(parse(line))
 
 
 # --- the status
 
-
-def _measured(value: Any) -> float | None:
-    """Return a number that is shown, null for one that is too large or not finite; raises Misfit."""
-    if value is None or value in NOT_FINITE:
-        return None
-    return number(value) if isinstance(value, bool) or not isinstance(value, (int, float)) else anything(value)
-
-
-def _figure(value: Any) -> float | str | None:
-    """Return what a rank printed, a number or a word of NOT_FINITE; raises Misfit."""
-    return text(value) if value in NOT_FINITE else _measured(value)
-
-
-def _measurements(*names: str, **others: Shape) -> Shape:
-    return record({}, {**dict.fromkeys(("age_s", *names), _measured), **others})
+GpuVitals = TypedDict(
+    "GpuVitals",
+    {"age_s": Measured, "use": Measured, "mem_used": Measured, "mem_total": Measured, "temp": Measured,
+     "power": Measured, "power_limit": Measured, "clock": Measured, "ecc": Measured, "xid": Measured,
+     "index": Optional[Count]},
+    total=False,
+)  # fmt: skip
+NodeVitals = TypedDict(
+    "NodeVitals",
+    {"age_s": Measured, "every_s": Measured, "cpu": Measured, "mem_used": Measured, "mem_total": Measured,
+     "disk_free": Measured, "shm_free": Measured, "net_in": Measured, "net_out": Measured, "gpus": list[GpuVitals]},
+    total=False,
+)  # fmt: skip
 
 
-_GPU = _measurements(
-    *("use", "mem_used", "mem_total", "temp", "power", "power_limit", "clock", "ecc", "xid"), index=maybe(count)
+def is_old(vitals: NodeVitals) -> bool:
+    """Return whether more than three measurements are missing, so that these are not known any more."""
+    age, every = vitals.get("age_s"), vitals.get("every_s")
+    return age is None or every is None or age > 3 * every
+
+
+RankVitals = TypedDict(
+    "RankVitals", {"age_s": Measured, "cpu": Measured, "rss": Measured, "gpu": Optional[Count]}, total=False
 )
-_NODE_VITALS = _measurements(
-    *("every_s", "cpu", "mem_used", "mem_total", "disk_free", "shm_free", "net_in", "net_out"), gpus=each(_GPU)
-)
-_RANK_VITALS = _measurements("cpu", "rss", gpu=maybe(count))
-_PROGRESS = _measurements(
-    *("rate", "steps_s", "lag"),
-    loss=_figure,
-    lr=_figure,
-    grad_norm=_figure,
-    unit=maybe(text),
-    total=maybe(whole()),
-    saved=maybe(whole()),
-)
-_RANK = record(
-    {"rank": rank},
-    {
-        "local_rank": maybe(rank),
-        "pid": maybe(whole()),
-        "state": text,
-        "exit_code": maybe(_exit_code),
-        "signal": maybe(text),
-        "step": maybe(whole()),
-        "last_output_age_s": maybe(number),
-        "progress": maybe(_PROGRESS),
-        "vitals": maybe(_RANK_VITALS),
-    },
-)
-_NODE = record(
-    {"name": name},
-    {
-        "address": text,
-        "state": text,
-        "nproc": rank,
-        "spare": flag,
-        "cordoned": flag,
-        "lacks_tree": flag,
-        "group_rank": maybe(count),
-        "reason": maybe(text),
-        "agent_pid": maybe(whole()),
-        "clock_offset_ms": maybe(number),
-        "clock_error_ms": maybe(number),
-        "vitals": maybe(_NODE_VITALS),
-        "start": maybe(_START),
-        "standby": maybe(record({"state": text}, {"pid": maybe(whole()), "why": text, "modules": count, "mb": count})),
-        "ranks": each(_RANK),
-    },
-)
-_STATUS: Mapping[str, Shape] = {
-    "job": text,
-    "state": text,
-    "condition": text,
-    "generation": generation,
-    "restarts": count,
-    "max_restarts": count,
-    "min_nodes": count,
-    "max_nodes": count,
-    "world_size": maybe(count),
-    "coordinator": maybe(name),
-    "started_at": maybe(moment),
-    "phases": record({}, _PHASES),
-    "nodes": each(_NODE),
-    "incident": maybe(INCIDENT),
-    "warnings": each(record({"kind": text, "node": maybe(name), "rank": maybe(rank), "message": text})),
-    "failure": maybe(text),
-    "plan": maybe(text),
-    "environment": maybe(record({"env": by_name(text)}, {"from_generation": generation})),
-    "snapshots": each(record(_SNAPSHOT, {"nodes": each(name), "skipped": flag})),
-    "tree": maybe(record({"digest": text, "previous": maybe(record({"digest": text}))})),
-    "script": maybe(record({"script": maybe(text)}, {"kind": text, "args": each(text)})),
-    "term": count,
-    "journal_term": count,
-    "last_seq": count,
-    "node": maybe(name),
-    "coordinator_reachable": maybe(flag),
-}
-read_status = record({key: _STATUS[key] for key in ("job", "state", "generation", "nodes")}, _STATUS)
-read_status_changes = record({}, {**_STATUS, "order": each(name)})
+RankProgress = TypedDict(
+    "RankProgress",
+    {"age_s": Measured, "rate": Measured, "steps_s": Measured, "lag": Measured, "loss": Figure, "lr": Figure,
+     "grad_norm": Figure, "unit": Optional[str], "total": Optional[int], "saved": Optional[int]},
+    total=False,
+)  # fmt: skip
+_RankStatus = TypedDict("_RankStatus", {"rank": RankNumber})
+_NodeStatus = TypedDict("_NodeStatus", {"name": Name})
+_StandbyStatus = TypedDict("_StandbyStatus", {"state": str})
 
-# --- snapshots, as agents report them
 
-read_snapshots = each(record({**_SNAPSHOT, "exact": flag}))
-read_placed = record({"ids": each(name), **_PLACED}, {"problem": text})
+class RankStatus(_RankStatus, total=False):
+    local_rank: Optional[RankNumber]
+    pid: Optional[int]
+    state: str
+    exit_code: Optional[ExitCode]
+    signal: Optional[str]
+    step: Optional[int]
+    last_output_age_s: Optional[float]
+    progress: Optional[RankProgress]
+    vitals: Optional[RankVitals]
+
+
+class StandbyStatus(_StandbyStatus, total=False):
+    pid: Optional[int]
+    why: str
+    modules: Count
+    mb: Count
+
+
+class NodeStatus(_NodeStatus, total=False):
+    address: str
+    state: str
+    nproc: RankNumber
+    spare: bool
+    cordoned: bool
+    lacks_tree: bool
+    group_rank: Optional[Count]
+    reason: Optional[str]
+    agent_pid: Optional[int]
+    clock_offset_ms: Optional[float]
+    clock_error_ms: Optional[float]
+    vitals: Optional[NodeVitals]
+    start: Optional[StartFacts]
+    standby: Optional[StandbyStatus]
+    ranks: list[RankStatus]
+
+
+class RankFacts(TypedDict, total=False):
+    """What an agent reports of a rank with its heartbeat."""
+
+    step: Optional[int]
+    last_output_age_s: Optional[float]
+    progress: Optional[RankProgress]
+    vitals: Optional[RankVitals]
+
+
+ErrorDocument = TypedDict("ErrorDocument", {"message": str, "callstack": Optional[str], "timestamp_ns": int})
+LastLine = TypedDict("LastLine", {"text": str, "line": Optional[int]})
+
+
+class RankExit(TypedDict, total=False):
+    """How a rank ended, as its engine reports it, and what it left."""
+
+    rank: int
+    local_rank: Optional[int]
+    pid: Optional[int]
+    code: Optional[int]
+    """Exit status; None when a signal ended it."""
+    signal: Optional[str]
+    core: bool
+    t_ns: Optional[int]
+    over_ns: Optional[int]
+    """When its script was over."""
+    asked_ns: Optional[int]
+    """When we asked it to end."""
+    sent: Optional[str]
+    stopped_by_us: bool
+    notes: list[str]
+    error: Optional[ErrorDocument]
+    tail: str
+    stderr_lines: Optional[int]
+    said: Optional[LastLine]
+    """The last line of stdout."""
+    nccl: str
+    node: str
+    shift_ns: int
+    """What has corrected `t_ns`."""
+    clock_error_ns: int
+
+
+class NodeFacts(TypedDict, total=False):
+    """What an agent reports of its node with its heartbeat; `heard_at`: when, by the coordinator's clock."""
+
+    generation: GenerationNumber
+    agent_pid: Optional[int]
+    clock_offset_ms: Optional[float]
+    clock_error_ms: Optional[float]
+    vitals: Optional[NodeVitals]
+    standby: Optional[StandbyStatus]
+    ranks: dict[str, RankFacts]
+    heard_at: float
+
+
+class JobWarning(TypedDict):
+    kind: str
+    node: Optional[Name]
+    rank: Optional[RankNumber]
+    message: str
+
+
+_Environment = TypedDict("_Environment", {"env": dict[str, str]})
+_Script = TypedDict("_Script", {"script": Optional[str]})
+_TreeVersion = TypedDict("_TreeVersion", {"digest": str})
+
+
+class EnvironmentStatus(_Environment, total=False):
+    from_generation: GenerationNumber
+
+
+class ScriptStatus(_Script, total=False):
+    kind: str
+    args: list[str]
+
+
+class TreeVersion(_TreeVersion, total=False):
+    since_ns: Any
+
+
+class _TreeStatus(TypedDict):
+    previous: Optional[TreeVersion]
+
+
+class TreeStatus(TreeVersion, _TreeStatus, total=False):
+    name: Any
+
+
+class Status(TypedDict, total=False):
+    """The status of a job; it has no fields before the job has answered."""
+
+    job: str
+    state: str
+    condition: str
+    generation: GenerationNumber
+    restarts: Count
+    max_restarts: Count
+    min_nodes: Count
+    max_nodes: Count
+    world_size: Optional[Count]
+    coordinator: Optional[Name]
+    started_at: Optional[IsoTime]
+    phases: Annotated[dict[str, Any], record({}, _PHASES)]
+    nodes: list[NodeStatus]
+    incident: Optional[IncidentDocument]
+    warnings: list[JobWarning]
+    failure: Optional[str]
+    plan: Optional[str]
+    environment: Optional[EnvironmentStatus]
+    snapshots: list[SnapshotStatus]
+    tree: Optional[TreeStatus]
+    script: Optional[ScriptStatus]
+    term: Count
+    journal_term: Count
+    last_seq: Count
+    node: Optional[Name]
+    coordinator_reachable: Optional[bool]
+
+
+class StatusChanges(Status, total=False):
+    order: list[Name]
+    """The names of the nodes."""
+
+
+HistoryItem = TypedDict("HistoryItem", {"seq": Count, "changes": StatusChanges})
+"""What the record with that number changed in the status."""
+read_status = reader(Status, "job", "state", "generation", "nodes")
+
+# --- the reply to a request that changes the job
+
+_Outcome = TypedDict("_Outcome", {"accepted": bool, "message": str})
+
+
+class ReplyEntry(_Outcome, total=False):
+    """The outcome for one node or rank."""
+
+    hint: str
+
+
+class RequestReply(_Outcome, total=False):
+    generation: GenerationNumber
+    seq: Count
+    """Of the last event before it."""
+    nodes: dict[str, ReplyEntry]
+    ranks: Any
+    """A ReplyEntry for each; added by a supervisor, as the next one."""
+    hint: Any
+
 
 # --- the last output of a lost node's ranks, as the agent that has a copy reports it
 
 # In the directory of each of these ranks, beside its logs; names the lost node.
 COPY_MARK = "copy.json"
 
-read_last_output = record({"generation": generation, "of": name, "ranks": each(rank), "evidence": _EVIDENCE})
+
+class LastOutputReport(TypedDict):
+    generation: GenerationNumber
+    of: Name
+    ranks: list[RankNumber]
+    evidence: list[EvidenceEntry]
+
+
+read_last_output = reader(LastOutputReport)
 
 # --- NCCL's facts
 
-read_nccl_summary = record(
-    {}, {"versions": each(text), "networks": each(text), "interfaces": each(text), "transports": each(text),
-         "nranks": maybe(count), "nodes": maybe(count), "channels": maybe(count), "nvls": maybe(flag),
-         "warnings": each(text)}
+NcclSummary = TypedDict(
+    "NcclSummary",
+    {"versions": list[str], "networks": list[str], "interfaces": list[str], "transports": list[str],
+     "nranks": Optional[Count], "nodes": Optional[Count], "channels": Optional[Count], "nvls": Optional[bool],
+     "warnings": list[str]},
+    total=False,
 )  # fmt: skip
-read_nccl_node = record(
-    {"generation": generation},
-    {
-        "stamp": text,
-        "groups": each(record({"ranks": each(rank), "facts": record({}, {"env": by_name(text)})})),
-        "comms": each(row(rank, text, whole(), whole())),
-        "links": each(row(rank, text, whole(), whole(), text, whole())),
-        "warnings": each(row(rank, text, anything)),
-    },
-)
+_NcclNode = TypedDict("_NcclNode", {"generation": GenerationNumber})
+
+
+class NcclGroup(TypedDict):
+    ranks: list[RankNumber]
+    facts: Annotated[dict[str, Any], record({}, {"env": dict[str, str]})]
+    """Those of diagnose/nccl.py."""
+
+
+class NcclOutput(TypedDict, total=False):
+    groups: list[NcclGroup]
+    comms: list[Annotated[list[Any], row(RankNumber, str, int, int)]]
+    """Rank, communicator, rank in it, its size each."""
+    links: list[Annotated[list[Any], row(RankNumber, str, int, int, str, int)]]
+    """Rank, communicator, from, to, transport, channels each."""
+    warnings: list[Annotated[list[Any], row(RankNumber, str, Any)]]
+    """Rank, text, count each."""
+
+
+class NcclNode(_NcclNode, NcclOutput, total=False):
+    stamp: str
+
+
+Diagnosis = TypedDict("Diagnosis", {"incidents": list[IncidentDocument], "nccl": Optional[NcclSummary]})
+"""What `diagnose` finds in files."""
+read_nccl_node = reader(NcclNode)

@@ -1,14 +1,14 @@
 """Journal events: their types and plain words, the phases of a start, why a group stops, what a job is doing.
 
-In: nothing. Out: `EventType`, `JournalEvent`, `label`, `PHASES`, `StopCause`, `Condition`, the ended states. The texts
-with an event's details are in supervisor/wording/events.py.
+In: nothing. Out: `EventType`, `JournalEvent`, `label`, `PHASES`, `StopCause`, `Condition`, `RankState`, `NodeState`,
+the ended states. The texts with an event's details are in supervisor/wording/events.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any, TypedDict
+from typing import Any
 
 
 class Word(str, Enum):
@@ -66,18 +66,6 @@ class EventType(Word):
     LAST_OUTPUT = "last_output"
 
 
-class JournalEvent(TypedDict):
-    """One event as `events --json` shows it. `type` is a string: a newer agent may know more types than we do."""
-
-    seq: int
-    time: str
-    type: str
-    generation: int
-    node: str | None
-    rank: int | None
-    detail: dict[str, Any]
-
-
 # Where the plain words are not the type itself with spaces.
 _LABELS: Mapping[str, str] = {
     EventType.HANG_OVER: "hang ended",
@@ -101,6 +89,39 @@ class Condition(Word):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     STOPPED = "stopped"
+
+
+class RankState(Word):
+    """The state of a rank in the status document."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    SILENT = "silent"
+    """It runs, and has printed nothing for long."""
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    KILLED = "killed"
+    """We stopped it."""
+
+
+class NodeState(Word):
+    """The state of a node in the status document."""
+
+    CONNECTING = "connecting"
+    READY = "ready"
+    RUNNING = "running"
+    DRAINING = "draining"
+    """It leaves when a group without it has formed."""
+    REMOVED = "removed"
+    LOST = "lost"
+    FAILED = "failed"
+    SPARE = "spare"
+
+
+# A rank in one of these states has a process.
+LIVE_RANKS = frozenset({RankState.STARTING, RankState.RUNNING, RankState.SILENT})
+# A node in one of these states is admitted to no group.
+OUT_OF_GROUPS = frozenset({NodeState.REMOVED, NodeState.FAILED, NodeState.DRAINING})
 
 
 class StopCause(Word):

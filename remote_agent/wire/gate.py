@@ -1,10 +1,12 @@
 """The gate for documents that others have written: files, recordings, other machines.
 
-In: JSON text, or what was parsed from it. Out: values of a declared shape; `Misfit`, which names the field, for
-everything else, so that the code behind the gate needs no checks.
+In: JSON text, or what was parsed from it; the type that it should have. Out: values of that type; `Misfit`, which names
+the field, for everything else, so that the code behind the gate needs no checks.
 
-A shape is a function that returns its argument, or raises Misfit. Texts come out without lone surrogates, numbers are
-finite and fit into 64 bits, nothing is nested deeper than MAX_DEPTH.
+The type of a document is a TypedDict, so that mypy checks its readers against the same declaration. Its fields are
+str, int, float, bool, Any (what nobody reads), list[…], dict[str, …], Optional[…], another TypedDict, or
+`Annotated[type, shape]`. A shape is a function that returns its argument, or raises Misfit. Texts come out without lone
+surrogates, numbers are finite and fit into 64 bits, nothing is nested deeper than MAX_DEPTH.
 """
 
 from __future__ import annotations
@@ -12,9 +14,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 Shape = Callable[[Any], Any]
+T = TypeVar("T")
 MAX_DEPTH = 32
 # The name of a job is also the name of its directory on every node.
 JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -100,50 +103,28 @@ def whole(low: int = -_INT_MAX, high: int = _INT_MAX) -> Shape:
     return read
 
 
-def maybe(shape: Shape) -> Shape:
-    """Return the shape of a value that may be null."""
-    return lambda value: None if value is None else shape(value)
-
-
-def each(shape: Shape) -> Shape:
-    """Return the shape of a list of such values."""
+def row(*kinds: Any) -> Shape:
+    """Return the shape of a list with exactly these values, each of its type."""
+    shapes: list[Shape] = []
 
     def read(value: Any) -> list[Any]:
-        if not isinstance(value, (list, tuple)):
-            raise Misfit("is not a list")
-        try:
-            return [shape(one) for one in value]
-        except Misfit as wrong:
-            raise wrong.inside("[]") from wrong
+        if not isinstance(value, list) or len(value) != len(kinds):
+            raise Misfit(f"is not a list of {len(kinds)} values")
+        if not shapes:
+            # In one step, for another thread.
+            shapes[:] = [shape(kind) for kind in kinds]
+        return [one_shape(one) for one_shape, one in zip(shapes, value)]
 
     return read
 
 
-def row(*shapes: Shape) -> Shape:
-    """Return the shape of a list with exactly these values."""
+def record(needed: Mapping[str, Any], optional: Mapping[str, Any] | None = None) -> Shape:
+    """Return the shape of an object with all `needed` keys, perhaps `optional` ones, and others that nobody reads.
 
-    def read(value: Any) -> list[Any]:
-        if not isinstance(value, list) or len(value) != len(shapes):
-            raise Misfit(f"is not a list of {len(shapes)} values")
-        return [shape(one) for shape, one in zip(shapes, value)]
-
-    return read
-
-
-def by_name(shape: Shape) -> Shape:
-    """Return the shape of an object with such values under any keys."""
-
-    def read(value: Any) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            raise Misfit("is not an object")
-        return {text(key): shape(one) for key, one in value.items()}
-
-    return read
-
-
-def record(needed: Mapping[str, Shape], optional: Mapping[str, Shape] | None = None) -> Shape:
-    """Return the shape of an object with all `needed` keys, perhaps `optional` ones, and others that nobody reads."""
-    shapes = {**(optional or {}), **needed}
+    Both give the type of each key. It is for objects that are read where they arrive; others have a TypedDict.
+    """
+    kinds = {**(optional or {}), **needed}
+    shapes: dict[str, Shape] = {}
 
     def read(value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
@@ -151,6 +132,9 @@ def record(needed: Mapping[str, Shape], optional: Mapping[str, Shape] | None = N
         for key in needed:
             if key not in value:
                 raise Misfit(f"{key} is missing")
+        if not shapes:
+            # At the first use: a command that reads no such document need not wait for it. In one step, as above.
+            shapes.update({key: shape(kind) for key, kind in kinds.items()})
         result = {}
         for key, one in value.items():
             try:
@@ -160,3 +144,81 @@ def record(needed: Mapping[str, Shape], optional: Mapping[str, Shape] | None = N
         return result
 
     return read
+
+
+def fields(kind: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the needed and the optional fields of a TypedDict, in their order, each with its type."""
+    kinds = kind.__annotations__
+    needed = {key: one for key, one in kinds.items() if key in kind.__required_keys__}
+    return needed, {key: one for key, one in kinds.items() if key not in needed}
+
+
+def reader(kind: type[T], *needed: str) -> Callable[[Any], T]:
+    """Return the function that returns its argument as a document of this type, or raises Misfit.
+
+    `needed`: fields that such a document has, but not every document of its type.
+    """
+    own = record({key: kind.__annotations__[key] for key in needed}, kind.__annotations__) if needed else None
+
+    def read(value: Any) -> T:
+        document: T = (own or shape(kind))(value)
+        return document
+
+    return read
+
+
+# By type; of others, a shape is made when it is first used.
+_SHAPES: dict[Any, Shape] = {Any: anything, str: text, int: whole(), float: number, bool: flag}
+
+
+def shape(kind: Any) -> Shape:
+    """Return the shape of values of a type, as the module's docstring lists them; TypeError for another type."""
+    if kind not in _SHAPES:
+        _SHAPES[kind] = _shape(kind)
+    return _SHAPES[kind]
+
+
+def _shape(kind: Any) -> Shape:
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        own: Shape = args[1]
+        return own
+    if origin is list:
+        return _each(shape(args[0]))
+    if origin is dict and args[0] is str:
+        return _by_name(shape(args[1]))
+    if hasattr(kind, "__required_keys__"):
+        return record(*fields(kind))
+    if len(args) == 2 and args[1] is type(None):
+        return _maybe(shape(args[0]))
+    raise TypeError(f"a document cannot have a field of type {kind}")
+
+
+def _maybe(inner: Shape) -> Shape:
+    return lambda value: None if value is None else inner(value)
+
+
+def _each(inner: Shape) -> Shape:
+    def read(value: Any) -> list[Any]:
+        if not isinstance(value, (list, tuple)):
+            raise Misfit("is not a list")
+        try:
+            return [inner(one) for one in value]
+        except Misfit as wrong:
+            raise wrong.inside("[]") from wrong
+
+    return read
+
+
+def _by_name(inner: Shape) -> Shape:
+    def read(value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise Misfit("is not an object")
+        return {text(key): inner(one) for key, one in value.items()}
+
+    return read
+
+
+Name = Annotated[str, name]
+JsonObject = Annotated[dict[str, Any], record({})]
+"""An object that nobody reads here."""

@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Optional
 
 from remote_agent.wire import gate, leases
 
@@ -132,13 +132,8 @@ class JobSpec:
     @classmethod
     def from_json(cls, data: object) -> JobSpec:
         """Read a document; raises SpecError, which names the wrong field."""
-        shapes = {
-            "nodes": gate.each(NodeSpec.from_json),
-            "hooks": gate.each(lambda hook: Hook(**_fields(Hook, hook))),
-            "rendezvous": gate.maybe(lambda meeting: Rendezvous(**_fields(Rendezvous, meeting))),
-        }
         try:
-            spec = cls(**_fields(cls, data, shapes))
+            spec = cls(**_fields(cls, data, _OBJECTS))
         except gate.Misfit as error:
             raise SpecError(f"job description: {error}") from error
         if not leases.holds(spec.node_timeout):
@@ -161,26 +156,32 @@ class Rendezvous:
     """N or MIN:MAX, if other nodes may join; empty: the size of the group."""
 
 
-# The shape of a field by its type.
-_SHAPES: Mapping[str, gate.Shape] = {
-    "str": gate.text,
-    "int": gate.whole(),
-    "float": gate.number,
-    "bool": gate.flag,
-    "str | None": gate.maybe(gate.text),
-    "tuple[str, ...]": gate.each(gate.text),
-    "dict[str, str]": gate.by_name(gate.text),
+# What a document has for a field, by the field's type.
+_KINDS: Mapping[str, Any] = {
+    "str": str,
+    "int": int,
+    "float": float,
+    "bool": bool,
+    "str | None": Optional[str],
+    "tuple[str, ...]": list[str],
+    "dict[str, str]": dict[str, str],
+}
+# The fields of a job that are objects.
+_OBJECTS: Mapping[str, Any] = {
+    "nodes": list[Annotated[Any, NodeSpec.from_json]],
+    "hooks": list[Annotated[Any, lambda hook: Hook(**_fields(Hook, hook))]],
+    "rendezvous": Optional[Annotated[Any, lambda meeting: Rendezvous(**_fields(Rendezvous, meeting))]],
 }
 
 
-def _fields(cls: Any, data: object, shapes: Mapping[str, gate.Shape] | None = None) -> dict[str, Any]:
-    """Return the fields of a dataclass that a document has; `shapes`: of those of another type. Raises Misfit."""
-    needed: dict[str, gate.Shape] = {}
-    optional: dict[str, gate.Shape] = {}
+def _fields(cls: Any, data: object, kinds: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the fields of a dataclass that a document has; `kinds`: of those of another type. Raises Misfit."""
+    needed: dict[str, Any] = {}
+    optional: dict[str, Any] = {}
     for field in dataclasses.fields(cls):
-        shape = (shapes or {}).get(field.name) or _SHAPES[str(field.type)]
+        kind = (kinds or {}).get(field.name) or _KINDS[str(field.type)]
         has_default = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
-        (optional if has_default else needed)[field.name] = shape
+        (optional if has_default else needed)[field.name] = kind
     values = gate.record(needed, optional)(data)
     known = {**needed, **optional}
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items() if name in known}

@@ -5,28 +5,35 @@ In: two documents, or one and its changes. Out: the changes, or the newer docume
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-Document = Mapping[str, Any]
+if TYPE_CHECKING:
+    from remote_agent.wire.documents import Status, StatusChanges
+
+_NONE = object()
 
 
-def changes(old: Document, new: Document) -> dict[str, Any]:
+def changes(old: Status, new: Status) -> StatusChanges:
     """Return the changes from `old` to `new`: changed values, changed `nodes`, and their `order` if it changed."""
-    changed = {key: value for key, value in new.items() if key != "nodes" and (key not in old or old[key] != value)}
+    # With the keys that only a newer version knows.
+    known: Any = old
+    changed: Any = {key: value for key, value in new.items() if key != "nodes" and known.get(key, _NONE) != value}
+    different: StatusChanges = changed
     before = {node["name"]: node for node in old.get("nodes", ())}
     nodes = [node for node in new.get("nodes", ()) if before.get(node["name"]) != node]
     order = [node["name"] for node in new.get("nodes", ())]
     if nodes:
-        changed["nodes"] = nodes
+        different["nodes"] = nodes
     if order != list(before):
-        changed["order"] = order
-    return changed
+        different["order"] = order
+    return different
 
 
-def merge(old: Document, changed: Document) -> dict[str, Any]:
+def merge(old: Status, changed: StatusChanges) -> Status:
     """Return `old` with the changes applied; `old` itself stays unchanged."""
-    nodes = {node["name"]: node for document in (old, changed) for node in document.get("nodes", ())}
+    nodes = {node["name"]: node for node in (*old.get("nodes", ()), *changed.get("nodes", ()))}
     order = changed["order"] if "order" in changed else [node["name"] for node in old.get("nodes", ())]
-    rest = {key: value for key, value in changed.items() if key != "order"}
-    return {**old, **rest, "nodes": [nodes[name] for name in order]}
+    rest = changed.copy()
+    rest.pop("order", None)
+    shared: Status = rest
+    return {**old, **shared, "nodes": [nodes[name] for name in order]}

@@ -13,6 +13,7 @@ from remote_agent.text.controls import escape_controls
 from remote_agent.wire.events import label
 from supervisor.standard_streams import as_lines, out_is_terminal, write_coloured, write_out
 from supervisor.wording.events import ROLES
+from supervisor.wording.status import STATE_ROLES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 # By role, as in the themes of the screens.
 _CODES: Final = {
-    "bad": "1;31", "warn": "33", "start": "36", "ok": "32", "done": "32", "off": "2", "name": "36", "dim": "2"
+    "bad": "1;31", "hung": "33", "warn": "33", "start": "36", "ok": "32", "done": "32", "off": "2", "name": "36",
+    "dim": "2",
 }  # fmt: skip
 _LABELS: Final = "|".join(
     f"(?P<{role}>{'|'.join(re.escape(label(kind)) for kind, its in ROLES.items() if its == role)})"
@@ -70,6 +72,12 @@ def coloured(line: str) -> str:
         text += f"{line[at:begin]}\x1b[{_CODES[role]}m{line[begin:end]}\x1b[m"
         at = end
     return text + line[at:]
+
+
+def coloured_state(cell: str) -> str:
+    """Return a cell of a table, with codes for colours if it is the state of a rank, node or job."""
+    cell, role = escape_controls(cell), STATE_ROLES.get(cell)
+    return cell if role is None else f"\x1b[{_CODES[role]}m{cell}\x1b[m"
 
 
 def write(lines: Sequence[str], mode: str) -> None:

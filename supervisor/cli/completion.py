@@ -60,8 +60,8 @@ def describe(verb: str) -> argparse.ArgumentParser:
 
 def named_options(parser: argparse.ArgumentParser) -> list[tuple[argparse.Action, list[str]]]:
     """Return the options with their spellings; torchrun's second ones with underscores still work, and are left out."""
-    found = ((one, [name for name in one.option_strings if "_" not in name]) for one in parser._actions)
-    return [(one, names) for one, names in found if names and one.help != argparse.SUPPRESS]
+    options = ((one, [name for name in one.option_strings if "_" not in name]) for one in parser._actions)
+    return [(one, names) for one, names in options if names and one.help != argparse.SUPPRESS]
 
 
 # --- candidates
@@ -105,8 +105,8 @@ def complete(words: Sequence[str]) -> tuple[str, list[Candidate]]:
     if line.last is None and equals and name in options:
         # zsh and fish leave --node=n1 in one word.
         line.last = options[name][0]
-        kind, found = _values(line, line.last, value)
-        return kind, [Candidate(f"{name}={one.word}", one.text) for one in found]
+        kind, candidates = _values(line, line.last, value)
+        return kind, [Candidate(f"{name}={one.word}", one.text) for one in candidates]
     if line.last is not None:
         return _values(line, line.last, current)
     positional = [one for one in parser._actions if not one.option_strings]
@@ -118,12 +118,12 @@ def complete(words: Sequence[str]) -> tuple[str, list[Candidate]]:
     answers = [_values(line, one, current) for one in positional]
     kinds = {kind for kind, _ in answers}
     kind = next((one for one in ("files", "toml") if one in kinds), "words")
-    return kind, [candidate for _, found in answers for candidate in found]
+    return kind, [candidate for _, candidates in answers for candidate in candidates]
 
 
 def _read(action: Action, words: Sequence[str], options: Mapping[str, argparse.Action]) -> CommandLine:
     line = CommandLine(action)
-    sources = {f"--{source.name}" for source in SOURCES}
+    sources = {source.option for source in SOURCES}
     for word in words:
         name, equals, value = word.partition("=")
         if line.last is not None:
@@ -153,9 +153,9 @@ def _values(line: CommandLine, argument: argparse.Action, current: str) -> tuple
     names = re.findall(r"[A-Z]+", metavar)
     # Several values in one word: only the last one is being typed.
     head = current[: current.rfind(",") + 1] if metavar.endswith("…]") else ""
-    found = [candidate for name in names if name in VALUES for candidate in VALUES[name](line)]
+    candidates = [candidate for name in names if name in VALUES for candidate in VALUES[name](line)]
     kind = "files" if _FILES.intersection(names) else "toml" if _wants_hosts(line, names) else "words"
-    return kind, _fitting((Candidate(head + one.word, one.text) for one in dict.fromkeys(found)), current)
+    return kind, _fitting((Candidate(head + one.word, one.text) for one in dict.fromkeys(candidates)), current)
 
 
 def _wants_hosts(line: CommandLine, names: Sequence[str]) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from supervisor.cli import colours
 from supervisor.cli.entry import say
@@ -20,6 +20,8 @@ from supervisor.wording.incidents import incident_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from remote_agent.wire.documents import Diagnosis, NcclSummary
 
 USAGE = "PATH… [--json] [--color auto|always|never]"
 # Less than this is read before a progress bar is of use.
@@ -60,7 +62,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
     return 0
 
 
-def lines_of(document: dict[str, Any]) -> list[str]:
+def lines_of(document: Diagnosis) -> list[str]:
     """Return the verdicts and the facts about NCCL as text."""
     lines: list[str] = []
     for incident in document["incidents"]:
@@ -68,7 +70,7 @@ def lines_of(document: dict[str, Any]) -> list[str]:
     return [*(lines or [NO_FAILURE]), *_nccl(document["nccl"])]
 
 
-def _nccl(facts: dict[str, Any] | None) -> list[str]:
+def _nccl(facts: NcclSummary | None) -> list[str]:
     """Return the facts about NCCL in one line, and its warnings."""
     if facts is None:
         return []

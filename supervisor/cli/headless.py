@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from remote_agent.wire.events import ENDED_EVENTS, ENDED_STATES, EventType
@@ -29,6 +29,7 @@ from supervisor.wording.incidents import incident_lines
 from supervisor.wording.values import one_line
 
 if TYPE_CHECKING:
+    from remote_agent.wire.documents import JournalEvent
     from supervisor.logs.live import Chunk
     from supervisor.session import Session
 
@@ -63,7 +64,7 @@ class Headless:
         self._enough = asyncio.Event()
         """The job has ended, and the user does not want the rest of its log."""
         self._requests: set[asyncio.Task[None]] = set()
-        self._printed_events: list[Mapping[str, Any]] = []
+        self._printed_events: list[JournalEvent] = []
         self._event_rows = EventRows()
         self._printed_notices = 0
         self._printed_wait = False

@@ -22,14 +22,17 @@ from supervisor.cli.jobs import CONNECT_DEADLINE, list_jobs
 from supervisor.cli.options import open_known
 from supervisor.errors import HostError, UsageError, why
 from supervisor.inventory import Inventory, JobDefaults
+from supervisor.inventory.sources import SOURCES
 from supervisor.link.jobs import group_jobs
 from supervisor.session import Session
 from supervisor.ssh import AgentFile, connect
 
 if TYPE_CHECKING:
+    from remote_agent.wire.documents import IncidentDocument, Json, Status
     from supervisor.inventory import Host
     from supervisor.ssh import NodeLink
-    from supervisor.tui.source import HomeJob, Json, Source
+    from supervisor.ssh.answers import ListedJob
+    from supervisor.tui.source import HomeJob, Source
 
 # How often a host is asked for its jobs, and after how long one that does not answer is tried again, seconds.
 EVERY: Final = 3.0
@@ -37,9 +40,8 @@ AGAIN: Final = 15.0
 # Ended jobs of an inventory that are read in full, and how many of them at a time: each is a connection.
 ENDED_READ: Final = 20
 AT_ONCE: Final = 4
-# So many of a job's hosts are connected to for its status.
+# To how many of a job's hosts to connect for its status.
 HOSTS_OF_JOB: Final = 2
-_ALLOCATION: Final = ("--slurm", "--srun")
 JobKey = tuple[str, str]
 
 
@@ -57,9 +59,9 @@ class KnownJobs:
             except UsageError as error:
                 self.troubles.append(f"{place_of(words)}: {error.message}")
         self._broken = list(self.troubles)
-        self._answers: dict[str, dict[str, Sequence[Json]]] = {words: {} for words in self._inventories}
+        self._answers: dict[str, dict[str, Sequence[ListedJob]]] = {words: {} for words in self._inventories}
         self._failures: dict[tuple[str, str], str] = {}
-        self._read: dict[JobKey, tuple[Json, Json | None]] = {}
+        self._read: dict[JobKey, tuple[Status, IncidentDocument | None]] = {}
         self._tasks: dict[object, asyncio.Task[None]] = {}
         self._rows: list[HomeJob] = []
 
@@ -175,11 +177,13 @@ def _order(job: HomeJob) -> tuple[bool, int]:
 
 def _words() -> list[str]:
     """Return the inventories: the one that was used last first, this machine, the allocation that we are in."""
-    inside = "SLURM_JOB_NODELIST" in os.environ
     # Somebody else may have launched a job here. Where there was none, nothing is installed.
     here = Path(os.environ.get("SUPERVISOR_HOME") or "~/.supervisor").expanduser() / "jobs"
-    words = [one.words for one in known.recall()] + ([""] if here.is_dir() else []) + (["--slurm"] if inside else [])
-    return list(dict.fromkeys(one for one in words if inside or one not in _ALLOCATION))
+    elsewhere = {source.option for source in SOURCES if source.variable and source.variable not in os.environ}
+    # The first source of an allocation stands for the others.
+    inside = {source.variable: source.option for source in reversed(SOURCES) if source.variable in os.environ}
+    words = [one.words for one in known.recall()] + ([""] if here.is_dir() else []) + list(inside.values())
+    return list(dict.fromkeys(one for one in words if one not in elsewhere))
 
 
 def place_of(words: str) -> str:
@@ -216,13 +220,13 @@ def show(
 
     home = KnownJobs() if job_stays else None
     while True:
-        part = partial(say_what_is_next, hosts, job_stays=job_stays) if session is not None else lambda source: None
+        on_exit = partial(print_next_steps, hosts, job_stays=job_stays) if session is not None else lambda source: None
         result = run_tui(
             _no_job if session is None else session,
             theme=theme,
             read_only=read_only,
             ascii_only=ascii_only,
-            part=part,
+            on_exit=on_exit,
             home=home,
             has_job=session is not None,
             job_stays=job_stays,
@@ -234,7 +238,7 @@ def show(
         session = partial(Session, open_known(result.words), result.job, attach=mode, read_only=read_only)
 
 
-def say_what_is_next(hosts: str | None, source: Source, *, job_stays: bool) -> None:
+def print_next_steps(hosts: str | None, source: Source, *, job_stays: bool) -> None:
     """Leave on the terminal what the user of a screen needs next: the error of a launch, the command to attach."""
     from supervisor.cli.headless import attach_command
     from supervisor.wording.values import one_line

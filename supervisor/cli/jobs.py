@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
+from remote_agent.text.names import size_text
 from remote_agent.wire import CallFailed, WireError
 from remote_agent.wire.events import ENDED_STATES
 from supervisor import known
@@ -20,11 +21,12 @@ from supervisor.cli.output import is_rich, write_json, write_lines, write_table
 from supervisor.errors import RequestFailed, SupervisorError, Unreachable, UsageError, why
 from supervisor.link.jobs import group_jobs
 from supervisor.wording.status import job_rows
-from supervisor.wording.values import size
 
 if TYPE_CHECKING:
+    from remote_agent.wire.documents import Json
     from supervisor.inventory import Host, Inventory
     from supervisor.ssh import NodeLink
+    from supervisor.ssh.answers import Cleaned, JobList
 
 CONNECT_DEADLINE = 20.0
 # Removing gigabytes of logs takes a while.
@@ -32,14 +34,16 @@ CALL_DEADLINE = 300.0
 LIMIT = 64
 # Agents stay for some seconds after the end of their job, seconds.
 LINGER = 10.0
+T = TypeVar("T")
 
 
-async def list_jobs(node: NodeLink) -> dict[str, Any]:
+async def list_jobs(node: NodeLink) -> JobList:
     """Return the host's jobs; raises CallFailed, WireError."""
-    return (await node.channel.call("jobs", timeout=CALL_DEADLINE)).data
+    answer: JobList = (await node.channel.call("jobs", timeout=CALL_DEADLINE)).data
+    return answer
 
 
-async def clean(node: NodeLink, jobs: Sequence[str]) -> dict[str, Any]:
+async def clean(node: NodeLink, jobs: Sequence[str]) -> Cleaned:
     """Remove these jobs from the host; waits for agents of jobs that have just ended."""
     removed: list[str] = []
     size = 0
@@ -48,7 +52,7 @@ async def clean(node: NodeLink, jobs: Sequence[str]) -> dict[str, Any]:
         kept: list[str] = []
         for job in jobs:
             try:
-                answer = (await node.channel.call("clean", {"job": job}, timeout=CALL_DEADLINE)).data
+                answer: Cleaned = (await node.channel.call("clean", {"job": job}, timeout=CALL_DEADLINE)).data
             except CallFailed as refused:
                 if refused.kind != "no_such_job":
                     raise
@@ -64,14 +68,14 @@ async def clean(node: NodeLink, jobs: Sequence[str]) -> dict[str, Any]:
 
 
 async def ask_hosts(
-    inventory: Inventory, work: Callable[[NodeLink], Awaitable[dict[str, Any]]]
-) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    inventory: Inventory, work: Callable[[NodeLink], Awaitable[T]]
+) -> tuple[dict[str, T], dict[str, str]]:
     """Do the work on each host; returns (answers, reasons of hosts without an answer)."""
     from supervisor.ssh import AgentFile, HostError, connect
 
     agent = await asyncio.to_thread(AgentFile.build)
     limit = asyncio.Semaphore(LIMIT)
-    answers: dict[str, dict[str, Any]] = {}
+    answers: dict[str, T] = {}
     failures: dict[str, str] = {}
 
     async def one(host: Host) -> None:
@@ -141,14 +145,15 @@ def _clean(inventory: Inventory, job: str | None, *, as_json: bool) -> int:
         if rows[name]["state"] in ENDED_STATES and any(_is_unaware(answer, name) for answer in answered.values()):
             asyncio.run(_end_cut_off(inventory, name))
 
-    def remove(node: NodeLink) -> Awaitable[dict[str, Any]]:
+    def remove(node: NodeLink) -> Awaitable[Cleaned]:
         return clean(node, [name for name in here[node.host.name] if name in chosen and name not in spared])
 
     hosts = tuple(host for host in inventory.hosts if host.name in answered)
     answers, failures = asyncio.run(ask_hosts(dataclasses.replace(inventory, hosts=hosts), remove))
     failures |= silent
     _require(answers, failures)
-    removed, kept = _by_job(answers, "removed"), _by_job(answers, "kept")
+    removed = _by_job({host: answer["removed"] for host, answer in answers.items()})
+    kept = _by_job({host: answer["kept"] for host, answer in answers.items()})
     known.note(inventory, [row for name, row in rows.items() if name not in removed], complete=not failures)
     freed = sum(int(answer["bytes"]) for answer in answers.values())
     if as_json:
@@ -158,13 +163,13 @@ def _clean(inventory: Inventory, job: str | None, *, as_json: bool) -> int:
         lines = [f"removed {name} on {' '.join(on)}" for name, on in sorted(removed.items())]
         lines += [f"kept {name} on {' '.join(on)}: its agent is still running" for name, on in sorted(kept.items())]
         lines += [f"kept {name}: {reason}" for name, reason in sorted(spared.items())]
-        write_lines([*(lines or ["nothing to remove"]), *([f"freed {size(freed)}"] if removed else [])])
+        write_lines([*(lines or ["nothing to remove"]), *([f"freed {size_text(freed)}"] if removed else [])])
         for name, reason in failures.items():
             say(f"{name}: {reason}")
     return 1 if failures or (job is not None and kept) else 0
 
 
-def _is_unaware(answer: dict[str, Any], job: str) -> bool:
+def _is_unaware(answer: JobList, job: str) -> bool:
     """Return whether an agent of the job runs on that host and does not know that the job has ended."""
     return any(one["job"] == job and one["live"] and one["state"] not in ENDED_STATES for one in answer["jobs"])
 
@@ -183,7 +188,7 @@ async def _end_cut_off(inventory: Inventory, job: str) -> None:
         say(str(error))
 
 
-def _may_be_running(row: dict[str, Any], known: dict[str, dict[str, Any]], silent: dict[str, str]) -> str:
+def _may_be_running(row: Json, known: Mapping[str, JobList], silent: dict[str, str]) -> str:
     """Return why a job may not have ended yet, "" if it has: then no host needs its files."""
     if row["live"]:
         name = row["job"]
@@ -194,15 +199,15 @@ def _may_be_running(row: dict[str, Any], known: dict[str, dict[str, Any]], silen
     return ""
 
 
-def _by_job(answers: dict[str, dict[str, Any]], key: str) -> dict[str, list[str]]:
+def _by_job(answers: Mapping[str, list[str]]) -> dict[str, list[str]]:
     """Return the hosts by job: those that removed it, or kept it."""
     jobs: dict[str, list[str]] = {}
-    for host, answer in answers.items():
-        for job in answer[key]:
+    for host, names in answers.items():
+        for job in names:
             jobs.setdefault(job, []).append(host)
     return jobs
 
 
-def _require(answers: dict[str, dict[str, Any]], failures: dict[str, str]) -> None:
+def _require(answers: Mapping[str, object], failures: dict[str, str]) -> None:
     if not answers:
         raise Unreachable("\n".join([*(f"{name}: {text}" for name, text in failures.items()), "no host answers"]))

@@ -37,6 +37,7 @@ from supervisor.standard_streams import binary_out
 if TYPE_CHECKING:
     from supervisor.logs.rows import LogLine
     from supervisor.session import Session
+    from supervisor.ssh.answers import LogFileEntry
 
 # Rows that are written at once.
 BATCH = 500
@@ -64,7 +65,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
                 say(f"{view.name}: {view.step}: {view.error or 'no answer yet'}; its log is {what}")
             # The status has the clock offsets of the nodes.
             if options.follow:
-                await session.heard()
+                await session.until_current()
             else:
                 session.set_status(await session.call("status"))
             for link in session.links.values():
@@ -92,8 +93,8 @@ def _takes_late(options: argparse.Namespace) -> bool:
 
     Then there is no need to wait for them; while waiting, the group may be restarted and the newest generation change.
     """
-    part = options.tail is not None or options.since is not None or options.node is not None
-    return bool(options.follow) and not (part or options.fold or options.raw)
+    is_partial = options.tail is not None or options.since is not None or options.node is not None
+    return bool(options.follow) and not (is_partial or options.fold or options.raw)
 
 
 def _outcome(options: argparse.Namespace, writer: Writer) -> int:
@@ -145,16 +146,16 @@ async def _raw(session: Session, options: argparse.Namespace, writer: Writer) ->
 # --- lines
 
 
-def _check_there(files: list[dict[str, Any]], generation: Any, ranks: Sequence[int] | None) -> None:
+def _check_exists(files: list[LogFileEntry], generation: Any, ranks: Sequence[int] | None) -> None:
     """Raise RequestFailed for a generation or a rank that left no file."""
-    there = {int(file["rank"]) for file in files if generation in (None, "all", file["generation"])}
-    if files and not there:
+    present = {int(file["rank"]) for file in files if generation in (None, "all", file["generation"])}
+    if files and not present:
         raise RequestFailed(
             f"no generation {generation} on the hosts that answer", f"the newest is {log_files.newest(files)}"
         )
-    missing = sorted(set(ranks or ()) - there)
+    missing = sorted(set(ranks or ()) - present)
     if files and missing:
-        names = " ".join(str(rank) for rank in sorted(there))
+        names = " ".join(str(rank) for rank in sorted(present))
         raise RequestFailed(f"no rank {missing[0]} in generation {generation}", f"its ranks: {names}")
 
 
@@ -170,7 +171,7 @@ async def _lines(session: Session, options: argparse.Namespace, writer: Writer) 
     if not options.follow:
         # Fixed once: the group may be restarted while we read.
         generation = newest if options.generation is None else options.generation
-        _check_there(files, generation, options.rank)
+        _check_exists(files, generation, options.rank)
         selection = dataclasses.replace(selection, generation=generation)
     if options.follow and not _is_narrowed(options):
         await _follow(session, selection, newest, sieve, writer)
@@ -227,25 +228,25 @@ async def _since(
 
 
 async def _batches(reader: RowReader, options: argparse.Namespace, newest: int) -> AsyncGenerator[list[LogLine], None]:
-    """Yield what is there, of it the last rows if a number of them was asked for, then what comes."""
+    """Yield the existing rows (only the last ones if a number was given), then those that arrive."""
     kept: deque[LogLine] = deque(maxlen=options.tail)
-    async with aclosing(reader.there(newest, whole=options.follow)) as there:
-        async for row in there:
+    async with aclosing(reader.existing(newest, whole=options.follow)) as existing:
+        async for row in existing:
             kept.append(row)
             if options.tail is None and len(kept) == BATCH:
                 yield list(kept)
                 kept.clear()
     yield list(kept)
     if options.follow:
-        async with aclosing(reader.coming(newest)) as coming:
-            async for rows in coming:
+        async with aclosing(reader.new(newest)) as new:
+            async for rows in new:
                 yield rows
 
 
 async def _write(session: Session, writer: Writer, rows: list[LogLine], options: argparse.Namespace) -> None:
     """Write rows; of a line of any length all of it."""
     lines: list[bytes] = []
-    # A reader who follows loses no line of the others because of one that cannot be read; else that is an error.
+    # If the log is followed, a line that cannot be read must not cost lines of other ranks; otherwise it is an error.
     at_once: Asking = partial(log_files.ask, session, timeout_s=READ_DEADLINE)
     for row in rows:
         if not row.cut:

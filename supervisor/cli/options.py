@@ -158,7 +158,7 @@ def add_sources(parser: Parser) -> None:
     group = parser.add_argument_group("instead of HOSTS")
     for source in SOURCES:
         group.add_argument(
-            f"--{source.name}", dest="sources", action=_Given, const=source, nargs=None if source.metavar else 0,
+            source.option, dest="sources", action=_Given, const=source, nargs=None if source.metavar else 0,
             metavar=source.metavar or None, help=source.help,
         )  # fmt: skip
 
@@ -179,14 +179,14 @@ def _load_named(hosts: str | None, options: argparse.Namespace) -> Inventory:
     from supervisor import inventory
 
     sources = options.sources or ()
-    named = [*([hosts] if hosts is not None else ()), *(f"--{source.name}" for source, _ in sources)]
+    named = [*([hosts] if hosts is not None else ()), *(source.option for source, _ in sources)]
     if len(named) > 1:
         raise UsageError(f"{' and '.join(named)} both name the hosts", "give one of them")
     if hosts is not None:
         return inventory.load(Path(hosts))
     for source, text in sources:
         return _from_source(source, text)
-    if not given(options, "json") and not given(options, "raw"):
+    if not option_value(options, "json") and not option_value(options, "raw"):
         unused = f"; {DEFAULT_NAME} here is not used unless you name it" if Path(DEFAULT_NAME).exists() else ""
         say(f"hosts: this machine only{unused}")
     return inventory.local()
@@ -195,7 +195,7 @@ def _load_named(hosts: str | None, options: argparse.Namespace) -> Inventory:
 def _from_source(source: InventorySource, text: str) -> Inventory:
     from supervisor import inventory
 
-    name = f"--{source.name}"
+    name = source.option
     where = os.path.abspath(text) if source.metavar == "FILE" else text
     built = inventory.build(Path(name), source.read(text), Path.cwd())
     return dataclasses.replace(built, words=f"{name} {where}".rstrip())
@@ -208,7 +208,7 @@ def open_known(words: str) -> Inventory:
 
     name, _, text = words.partition(" ")
     for source in SOURCES:
-        if name == f"--{source.name}":
+        if name == source.option:
             return _from_source(source, text)
     return inventory.load(Path(words)) if words else inventory.local()
 
@@ -247,7 +247,7 @@ def in_session(
 def source_words(hosts: str | None, options: argparse.Namespace) -> str | None:
     """Return the arguments that name the hosts, for a command that the user can copy."""
     for source, text in options.sources or ():
-        return f"--{source.name} {text}".rstrip()
+        return f"{source.option} {text}".rstrip()
     return hosts
 
 
@@ -308,7 +308,7 @@ def read_theme(text: str) -> str:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def given(options: argparse.Namespace, name: str) -> Any:
+def option_value(options: argparse.Namespace, name: str) -> Any:
     """Return the value of an option, None where the verb does not have it."""
     return getattr(options, name, None)
 

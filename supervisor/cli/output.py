@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
-from remote_agent.text.controls import escape_controls, json_text
+from remote_agent.text.controls import json_text
+from supervisor.cli.colours import coloured_state
 from supervisor.errors import SupervisorError
 from supervisor.link.tasks import wait_event
 from supervisor.standard_streams import (
@@ -71,31 +72,12 @@ def write_table(rows: list[list[str]], *, rich: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    shown = Table(box=None, pad_edge=False, header_style="bold")
+    rendered = Table(box=None, pad_edge=False, header_style="bold")
     for name in rows[0]:
-        shown.add_column(name, overflow="fold")
+        rendered.add_column(name, overflow="fold")
     for row in rows[1:]:
-        shown.add_row(*(Text(escape_controls(cell), style=STYLES.get(cell, "")) for cell in row))
-    coloured_console().print(shown)
-
-
-STYLES = {
-    "running": "green",
-    "ready": "green",
-    "succeeded": "green",
-    "starting": "cyan",
-    "connecting": "cyan",
-    "restarting": "cyan",
-    "draining": "yellow",
-    "degraded": "yellow",
-    "silent": "yellow",
-    "removed": "dim",
-    "spare": "dim",
-    "stopped": "dim",
-    "lost": "red",
-    "failed": "red",
-    "killed": "red",
-}
+        rendered.add_row(*(Text.from_ansi(coloured_state(cell)) for cell in row))
+    coloured_console().print(rendered)
 
 
 class Writer:
@@ -108,7 +90,7 @@ class Writer:
         self._file = file
         self.is_terminal = not raw and is_terminal(file)
         """The lines are shown on a terminal, where they keep their colours only."""
-        self._shown: Callable[[bytes], bytes] = bytes if raw else lines_for(file)
+        self._filter: Callable[[bytes], bytes] = bytes if raw else lines_for(file)
         self._parts: list[bytes] = []
         self._waiting = 0
         self._change = threading.Condition()
@@ -130,10 +112,10 @@ class Writer:
         if self.broken:
             return
         self.used = self.used or bool(data)
-        if shown := self._shown(data):
+        if visible := self._filter(data):
             with self._change:
-                self._parts.append(shown)
-                self._waiting += len(shown)
+                self._parts.append(visible)
+                self._waiting += len(visible)
                 self._change.notify()
 
     def check(self) -> None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from remote_agent.diagnose.incidents import incidents_in
 from remote_agent.text.controls import escape_controls
+from remote_agent.text.names import size_text
 from supervisor.cli.entry import say
 from supervisor.cli.options import (
     add_json,
@@ -38,7 +39,6 @@ from supervisor.errors import SupervisorError, UsageError
 from supervisor.recording.writing import Limit, Seen, check_free, host_facts, watch, write
 from supervisor.standard_streams import binary_out, flush_out, lines_for, write_err
 from supervisor.wording.events import EventRows, event_line
-from supervisor.wording.values import size
 
 if TYPE_CHECKING:
     from supervisor.inventory import Inventory
@@ -79,7 +79,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
         events, missing = await write(session, path, limit=options.logs, seen=seen)
         for reason in missing:
             say(f"{reason}; later log lines are missing from the recording")
-        write_lines([f"{session.job}: {events} events, {size(path.stat().st_size)} in {path}"])
+        write_lines([f"{session.job}: {events} events, {size_text(path.stat().st_size)} in {path}"])
 
     check_free(path)
     return in_session(options, record, follow=options.follow)
@@ -87,7 +87,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
 
 async def _watch(session: Session) -> list[Seen]:
     """Return the status by time until the job is over, or Ctrl-C."""
-    await session.heard()
+    await session.until_current()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, stop.set)
@@ -155,7 +155,7 @@ def _print(recording: Recording, at_ns: int, speed: float | None) -> int:
     """Write rows and events by time, in real time if a speed is given."""
     last_ns = at_ns
     file = binary_out()
-    shown = lines_for(file)
+    render = lines_for(file)
     for t_ns, item in _items(recording):
         if t_ns < at_ns:
             continue
@@ -167,7 +167,7 @@ def _print(recording: Recording, at_ns: int, speed: float | None) -> int:
             flush_out()
             write_err(f"{item}\n")
         else:
-            file.write(shown(line_of(item)))
+            file.write(render(line_of(item)))
     flush_out()
     return 0
 

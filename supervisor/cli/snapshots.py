@@ -17,6 +17,8 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from remote_agent.snapshots.choice import WHICH_THERE_ARE
+from remote_agent.text.names import size_text
 from remote_agent.wire import CallFailed, WireError
 from supervisor.cli.entry import say
 from supervisor.cli.options import add_json, in_session, make_parser, parse
@@ -24,7 +26,6 @@ from supervisor.cli.output import is_rich, write_json, write_table
 from supervisor.errors import RequestFailed, Unreachable, UsageError, why
 from supervisor.logs.files import ask, sources
 from supervisor.wording.status import snapshot_rows
-from supervisor.wording.values import size as size_text
 
 if TYPE_CHECKING:
     from supervisor.link.host_link import Link
@@ -39,11 +40,13 @@ PIECE_DEADLINE = 60.0
 def run(verb: str, argv: Sequence[str]) -> int:
     """Show the snapshots; returns the exit code."""
     parser = make_parser(verb)
-    parser.add_argument("--pull", default="", metavar="ID", help="copy this snapshot to this machine")
+    parser.add_argument("--pull", metavar="ID", help="copy this snapshot to this machine")
     words = "with --pull: the new file or directory (default: the snapshot's own name, in this directory)"
     parser.add_argument("-o", "--output", metavar="PATH", type=Path, help=words)
     add_json(parser)
     options = parse(parser, argv)
+    if options.pull == "":
+        raise UsageError("--pull needs a snapshot's id", "`supervisor snapshots` lists them")
     if options.output is not None and not options.pull:
         raise UsageError("--output needs --pull ID", "`supervisor snapshots` lists the ids")
 
@@ -101,7 +104,7 @@ async def pull(session: Hub, name: str, place: Path | None = None) -> Pulled:
                 continue
             reasons.append(refused.message if refused.message.startswith(node) else f"{node}: {refused.message}")
     why_not = f"no node sent snapshot {name}: {'; '.join(reasons)}" if reasons else f"no node has snapshot {name}"
-    raise RequestFailed(why_not, "`supervisor snapshots` lists them")
+    raise RequestFailed(why_not, WHICH_THERE_ARE)
 
 
 def _checked(name: str, answer: Mapping[str, Any]) -> tuple[str, list[tuple[str, int, int, str]]]:
@@ -121,6 +124,8 @@ def _checked(name: str, answer: Mapping[str, Any]) -> tuple[str, list[tuple[str,
 async def _take(link: Link, files: list[tuple[str, int, int, str]], target: Path) -> int:
     """Bring the files beside the target, then put them there at once; returns their bytes."""
     total = sum(size for _, _, size, _ in files)
+    if not target.parent.is_dir():
+        raise UsageError(f"there is no directory {target.parent}", "-o PATH in one that exists")
     free = shutil.disk_usage(target.parent).free
     if total > free:
         raise UsageError(f"{target.parent} has {free:,} bytes free, and the snapshot has {total:,}", "-o PATH")

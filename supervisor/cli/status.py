@@ -19,6 +19,7 @@ from supervisor.wording.incidents import incident_lines
 from supervisor.wording.status import fabric_lines, header, node_rows, rank_rows, status_lines, status_tail
 
 if TYPE_CHECKING:
+    from remote_agent.wire.documents import JournalEvent, Status
     from supervisor.session import Session
 
 JOB_KEYS = (
@@ -34,7 +35,7 @@ WARNING_KEYS = ("kind", "node", "rank", "message")
 INTERVAL = 1.0
 
 
-def contract(status: Mapping[str, Any]) -> dict[str, Any]:
+def contract(status: Status) -> dict[str, Any]:
     """Return the documented part of a status: the other fields are between agents and this program."""
     document = {key: status.get(key) for key in JOB_KEYS}
     document["nodes"] = [
@@ -63,7 +64,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
     async def show(session: Session) -> None:
         if options.watch:
             return await _watch(session, as_json=options.json, rich=rich, color=options.color)
-        status = await session.call("status")
+        status: Status = await session.call("status")
         fabric = None if options.json else await session.nccl(status)
         _show(status, as_json=options.json, rich=rich, color=options.color)
         lines = fabric_lines(fabric) if fabric is not None else []
@@ -72,7 +73,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
     return in_session(options, show, follow=options.watch)
 
 
-def _show(status: Mapping[str, Any], *, as_json: bool, rich: bool, color: str) -> None:
+def _show(status: Status, *, as_json: bool, rich: bool, color: str) -> None:
     if as_json:
         write_json(contract(status))
     elif not rich:
@@ -89,14 +90,14 @@ def _show(status: Mapping[str, Any], *, as_json: bool, rich: bool, color: str) -
 
 
 async def _watch(session: Session, *, as_json: bool, rich: bool, color: str) -> None:
-    shown: Mapping[str, Any] = {}
+    last: Mapping[str, Any] = {}
     while True:
         over = session.ended
-        if session.status and session.status is not shown:
-            shown = session.status
+        if session.status and session.status is not last:
+            last = session.status
             if rich:
                 clear_screen()
-            _show(shown, as_json=as_json, rich=rich, color=color)
+            _show(last, as_json=as_json, rich=rich, color=color)
             if not as_json and not rich:
                 write_lines([""])
         if over:
@@ -117,7 +118,7 @@ def run_events(verb: str, argv: Sequence[str]) -> int:
     options = parse(parser, argv)
 
     async def show(session: Session) -> None:
-        rows, printed = EventRows(), list[Mapping[str, Any]]()
+        rows, printed = EventRows(), list["JournalEvent"]()
         while True:
             over, version = session.ended or not options.follow, session.version
             events = session.events if options.follow else await session.journal()

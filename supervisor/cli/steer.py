@@ -12,10 +12,11 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from remote_agent.wire.events import ENDED_EVENTS, EventType, JournalEvent
+from remote_agent.snapshots.choice import WHICH_THERE_ARE
+from remote_agent.wire.events import ENDED_EVENTS, EventType
 from supervisor.actions import BY_OP, BY_VERB, Action
 from supervisor.cli.entry import say
-from supervisor.cli.options import add_json, given, in_session, make_parser, parse, split_target
+from supervisor.cli.options import add_json, in_session, make_parser, option_value, parse, split_target
 from supervisor.cli.output import write_json, write_lines
 from supervisor.errors import RequestFailed, UsageError
 from supervisor.inventory.pattern import PatternError, expand
@@ -23,6 +24,8 @@ from supervisor.wording.events import outcome_line, tree_change
 from supervisor.wording.plan import Plan, plan
 
 if TYPE_CHECKING:
+    from remote_agent.wire import Args
+    from remote_agent.wire.documents import JournalEvent, ReplyEntry, RequestReply
     from supervisor.session import Session
 
 # The script may use its whole grace period to save, and torch needs time to start, seconds.
@@ -33,30 +36,35 @@ def run(verb: str, argv: Sequence[str]) -> int:
     """Carry out one verb; returns the exit code."""
     action = BY_VERB[verb]
     options = _parse(action, argv)
-    names = _read_nodes(action, given(options, "node"))
-    args: dict[str, Any] = {"nodes": names} if len(names) > 1 else {}
+    names = _read_nodes(action, option_value(options, "node"))
+    args: Args = {"nodes": names} if len(names) > 1 else {}
     if action.scope == "node" and not args:
         args["node"] = names[0] if names else None
     if verb == "stop":
         args["kill"] = options.kill
     if verb == "restart":
         args |= _environment(options)
+        if options.snapshot == "":
+            raise UsageError("--from needs a snapshot's id", "`supervisor snapshots` lists them")
         args |= {"snapshot": options.snapshot} if options.snapshot else {}
     tree = _tree_verb(options) if verb == "restart" else ""
 
     async def steer(session: Session) -> int:
         if split_target(options.target)[1] is None:
             _name_silent(session)
-        if given(options, "dry_run"):
-            await session.heard()
-            snapshot = given(options, "snapshot") or ""
+        if option_value(options, "dry_run"):
+            await session.until_current()
+            snapshot = option_value(options, "snapshot") or ""
+            if snapshot and not any(one["id"] == snapshot for one in session.status.get("snapshots") or ()):
+                raise RequestFailed(f"no node has snapshot {snapshot}", WHICH_THERE_ARE, "no_snapshot")
             next_group = plan(str(action.op), names, session.status, session.events, snapshot)
             _show(await _with_code(session, next_group, tree), options.json)
             return 0
         if tree:
             return await _restart_from(session, action, tree, options)
         answer = await session.request(str(action.op), **args)
-        return await _report(session, action, answer, options.json, later=bool(args.get("later")))
+        is_later, goes_back = bool(args.get("later")), bool(args.get("snapshot"))
+        return await _report(session, action, answer, options.json, later=is_later, goes_back=goes_back)
 
     return in_session(options, steer, follow=True, live_only=True)
 
@@ -70,9 +78,9 @@ def _add_environment(parser: argparse.ArgumentParser) -> None:
 
 def _add_tree(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--sync", action="store_true", help="copy the edited work tree to the nodes first, and start from it"
+        "--sync", action="store_true", help="copy the edited work tree to the nodes first, and restart from it"
     )
-    parser.add_argument("--rollback", action="store_true", help="start from the work tree before the last --sync")
+    parser.add_argument("--rollback", action="store_true", help="restart from the work tree before the last --sync")
     words = "with --sync or --rollback: continue without the nodes that did not get the work tree"
     parser.add_argument("--partial", action="store_true", help=words)
 
@@ -106,7 +114,7 @@ async def _with_code(session: Session, next_group: Plan, tree: str) -> Plan:
 
 async def _restart_from(session: Session, action: Action, tree: str, options: argparse.Namespace) -> int:
     """Restart from another work tree and say what changed in it; returns the exit code."""
-    args: dict[str, Any] = {"partial": options.partial}
+    args: Args = {"partial": options.partial}
     if tree == "sync":
         change = (await session.edited())["change"]
         if change is not None:
@@ -124,7 +132,7 @@ async def _restart_from(session: Session, action: Action, tree: str, options: ar
     )
 
 
-def _say_refused(answer: dict[str, Any]) -> list[dict[str, Any]]:
+def _say_refused(answer: RequestReply) -> list[ReplyEntry]:
     """Print which nodes failed, and why; returns their answers."""
     refused = [entry for entry in answer.get("nodes", {}).values() if not entry["accepted"]]
     for entry in refused:
@@ -160,7 +168,7 @@ def _parse(action: Action, argv: Sequence[str]) -> argparse.Namespace:
         _add_tree(parser)
         _add_environment(parser)
         words = "resume from this snapshot, as `supervisor snapshots` lists it; later ones no longer count"
-        parser.add_argument("--from", dest="snapshot", default="", metavar="ID", help=words)
+        parser.add_argument("--from", dest="snapshot", metavar="ID", help=words)
     add_json(parser)
     return parse(parser, argv)
 
@@ -176,7 +184,13 @@ def _read_nodes(action: Action, text: str | None) -> list[str]:
 
 
 async def _report(
-    session: Session, action: Action, answer: dict[str, Any], as_json: bool, *, later: bool = False
+    session: Session,
+    action: Action,
+    answer: RequestReply,
+    as_json: bool,
+    *,
+    later: bool = False,
+    goes_back: bool = False,
 ) -> int:
     """Wait for the outcome of a request and print it; returns the exit code."""
     if action.immediate:
@@ -189,8 +203,13 @@ async def _report(
     if as_json:
         write_json({"job": session.job, "request": action.verb, **answer, "outcome": outcome})
     else:
-        write_lines([outcome_line(outcome)])
+        since = int(answer["seq"]) if goes_back else int(outcome["seq"])
+        chosen = [one for one in session.events if one["type"] == EventType.SNAPSHOTS_CHOSEN and one["seq"] > since]
+        write_lines([outcome_line(one) for one in (*chosen[-1:], outcome)])
     refused = _say_refused(answer)
+    if outcome["detail"].get("untold"):
+        say("repeat it once they can be reached")
+        return 1
     return 0 if is_success(action.verb, outcome["type"]) and not refused else 1
 
 
@@ -217,7 +236,7 @@ def is_success(verb: str, kind: str) -> bool:
     return kind not in ENDED_EVENTS
 
 
-async def await_outcome(session: Session, op: str, answer: dict[str, Any]) -> JournalEvent:
+async def await_outcome(session: Session, op: str, answer: RequestReply) -> JournalEvent:
     """Return the event that ends a request; raises RequestFailed if there is none within DEADLINE."""
     end = time.monotonic() + DEADLINE
     while time.monotonic() < end:

@@ -72,13 +72,13 @@ def _add_job(parser: Parser) -> None:
     parser.add_argument(
         "--standby",
         choices=["auto", "off"],
-        help="auto (default): each host keeps a process that waits with modules loaded, so restarts import nothing",
+        help="auto (default): each host keeps a process that waits with modules loaded, so restarts skip the imports",
     )
     parser.add_argument(
         "--keep-warm",
         type=read_duration,
         metavar="T",
-        help="keep that process for T (10m) after the job's end: the next `up` from this work tree imports nothing",
+        help="keep that process for T (10m) after the job's end: the next `up` from this work tree skips the imports",
     )
     # Of the demo, whose hosts are part of its process.
     parser.add_argument("--ends-with-screen", action="store_true", help=argparse.SUPPRESS)
@@ -162,7 +162,7 @@ def job_options(options: argparse.Namespace) -> UpOptions:
         env=check_env(options.env),
         sync=not options.no_sync,
         force=options.force,
-        snapshots=snapshot_patterns(Place("up", "--snapshots"), "", options.snapshots),
+        snapshots=snapshot_patterns(Place("up", "--snapshots"), "", options.snapshots) or None,
         standalone=bool(options.standalone),
         local_addr=options.local_addr,
         log_dir=options.log_dir if options.log_dir != os.devnull else None,
@@ -201,7 +201,7 @@ def _headless(inventory: Inventory, plan: LaunchPlan, options: argparse.Namespac
     async def launch() -> int:
         session = Session(inventory, attach="control", plan=plan, read_only=options.read_only)
         # SIGTERM at the end of an allocation must stop the job; outside one, only Ctrl-C does.
-        in_allocation = any(source.name in ("slurm", "srun") for source, _ in options.sources or ())
+        in_allocation = any(source.variable for source, _ in options.sources or ())
         stops_on = (signal.SIGINT, signal.SIGTERM) if in_allocation else (signal.SIGINT,)
         json_events = options.event_log_handler == "console"
         watch = Headless(session, binary_out(), console, json_events=json_events, stops_on=stops_on)

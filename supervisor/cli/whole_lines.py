@@ -13,11 +13,11 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from remote_agent.text.names import ranges
 from remote_agent.text.rows import CLIP, last_state
-from remote_agent.wire import Answer
+from remote_agent.wire import Answer, Args
 from supervisor.errors import RequestFailed, Unreachable
 from supervisor.link.tasks import cancel_all
 from supervisor.logs import files as log_files
@@ -200,7 +200,7 @@ def patiently(session: Session) -> Asking:
     """
     left = PATIENCE
 
-    async def asking(node: str, op: str, args: dict[str, Any]) -> Answer:
+    async def asking(node: str, op: str, args: Args) -> Answer:
         nonlocal left
         while True:
             asked_at = time.monotonic()
@@ -239,9 +239,9 @@ def lines_of(folds: Iterable[Fold[LogLine]]) -> bytes:
 
 def _lines(fold: Fold[LogLine]) -> bytes:
     if len(fold.records) == 1:
-        return b"".join(map(line_of, fold.shown))
+        return b"".join(map(line_of, fold.first_rows))
     prefix = f"[{ranges(fold.ranks)}]{'~' if fold.differs else ''}| ".encode()
-    return b"".join(prefix + _one_line(row.text) + _end_of(row) for row in fold.shown)
+    return b"".join(prefix + _one_line(row.text) + _end_of(row) for row in fold.first_rows)
 
 
 async def write_folded(

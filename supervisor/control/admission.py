@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from remote_agent.wire import CallFailed, JobSpec, SpecError, WireError
 from supervisor.errors import RequestFailed, why
@@ -24,6 +24,7 @@ from supervisor.launch.certificates import Authority, fingerprints, make_authori
 if TYPE_CHECKING:
     from supervisor.link.host_link import Link
     from supervisor.link.hub import Hub
+    from supervisor.ssh.answers import Identity
 
 log = logging.getLogger(__name__)
 
@@ -42,11 +43,11 @@ class Issuer:
         """Return it; the nodes do not trust it before `spread`."""
         if self._authority is None:
             self._authority = make_authority(self._job)
-            self._hub.believe(fingerprints(self._authority.ca))
+            self._hub.trust(fingerprints(self._authority.ca))
         return self._authority
 
 
-def _believed_by(link: Link) -> list[str]:
+def _trusted_by(link: Link) -> list[str]:
     """Return the fingerprints of the authorities that a node reports, its own first; [] for none."""
     reported = link.view.identity.get("authorities")
     return [str(one) for one in reported] if isinstance(reported, list) else []
@@ -60,7 +61,7 @@ def _common(reports: Collection[Collection[str]]) -> set[str]:
 
 def _believable(hub: Hub) -> set[str]:
     """Return the fingerprints of all authorities that the nodes of the job should trust."""
-    reports = [known for link in hub.opened_links() if (known := _believed_by(link))]
+    reports = [known for link in hub.opened_links() if (known := _trusted_by(link))]
     return {*hub.authorities, *_common(reports)}
 
 
@@ -78,11 +79,13 @@ async def description(hub: Hub) -> JobSpec:
     common = _common([[program] for program in programs.values()])
     if not common:
         text = f"the nodes have different descriptions of the job: {' '.join(sorted(programs))}"
-        raise RequestFailed(text, "does one of them have files of an older job of that name? supervisor clean")
+        raise RequestFailed(text, "one of them may have files of an older job of the same name: supervisor clean")
     (program,) = common
     others = [name for name, each in programs.items() if each != program]
     if others:
-        hub.notice(f"{fold(others)}: has another description of the job than the other nodes; not used", "warning")
+        hub.notice(
+            f"{fold(others)}: its description of the job differs from that of the other nodes; not used", "warning"
+        )
     last = ""
     for link in links:
         if programs[link.view.name] != program:
@@ -103,40 +106,40 @@ async def authorities(hub: Hub) -> dict[str, str]:
     wanted = _believable(hub)
     for link in hub.opened_links():
         unknown = wanted - hub.authorities.keys()
-        if not unknown & set(_believed_by(link)):
+        if not unknown & set(_trusted_by(link)):
             continue
         try:
-            given = fingerprints(str((await link.call("describe")).data["ca"]))
+            pems = fingerprints(str((await link.call("describe")).data["ca"]))
         except (CallFailed, WireError, asyncio.TimeoutError, LookupError, ValueError) as error:
             log.info("authorities of %s: %s", link.view.name, why(error))
             continue
-        hub.believe({each: pem for each, pem in given.items() if each in wanted})
+        hub.trust({each: pem for each, pem in pems.items() if each in wanted})
     return {each: hub.authorities[each] for each in wanted & hub.authorities.keys()}
 
 
 def is_certified(hub: Hub, link: Link) -> bool:
     """Whether the node has a certificate for this job that the others accept, or are asked to accept."""
-    known = _believed_by(link) if link.opened else []
+    known = _trusted_by(link) if link.opened else []
     return bool(known) and known[0] in _believable(hub)
 
 
 async def spread(hub: Hub) -> None:
     """Send every linked node the authorities that it does not know; the next call repeats what failed."""
     wanted = _believable(hub)
-    links = [link for link in hub.opened_links(live=True) if (known := _believed_by(link)) and not wanted <= set(known)]
+    links = [link for link in hub.opened_links(live=True) if (known := _trusted_by(link)) and not wanted <= set(known)]
     if not links:
         return
     pems = await authorities(hub)
 
     async def notify(link: Link) -> None:
-        text = "".join(pem for each, pem in pems.items() if each not in _believed_by(link))
-        answer: dict[str, Any] | None = await link.try_call("trust", {"ca": text}, timeout_s=TRUST_DEADLINE)
+        text = "".join(pem for each, pem in pems.items() if each not in _trusted_by(link))
+        answer: Identity | None = await link.try_call("trust", {"ca": text}, timeout_s=TRUST_DEADLINE)
         link.learn(answer or {})
 
     await asyncio.gather(*(notify(link) for link in links))
 
 
-def untold(hub: Hub, name: str) -> list[str]:
+def uninformed(hub: Hub, name: str) -> list[str]:
     """Return the other nodes of the job to which this node's authority cannot be sent now."""
     reached = {link.view.name for link in hub.opened_links(live=True)}
     nodes = hub.status.get("nodes", ())

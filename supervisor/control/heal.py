@@ -14,7 +14,7 @@ from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.wire import CallFailed, WireError
-from remote_agent.wire.events import ENDED_STATES
+from remote_agent.wire.events import ENDED_STATES, OUT_OF_GROUPS
 from supervisor.control import admission, promotion, resync
 from supervisor.errors import RequestFailed, SupervisorError
 from supervisor.inventory.pattern import fold
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from remote_agent.wire import JobSpec
     from supervisor.link.host_link import Link
     from supervisor.link.hub import Hub
+    from supervisor.ssh.answers import Address
 
 # How often a node's agent is restarted within this many seconds.
 RESTARTS = 3
@@ -35,14 +36,14 @@ SETTLE = 1.5
 INTERVAL = 1.0
 IDENTITY_DEADLINE = 5.0
 STATUS_DEADLINE = 30.0
-# No agent is restarted on nodes in these states.
-OUT = ("removed", "failed", "draining")
 # How long before a link without an agent looks for one again, seconds.
 LOOK_AGAIN = 5.0
 REOPEN_DEADLINE = 20.0
-# How long an agent may take to hear that its node was removed, and between two requests that it end, seconds.
+# How long an agent may take to learn that its node was removed, and the pause between requests to end, seconds.
 LEAVE_DEADLINE = 8.0
 LEAVE_PAUSE = 0.3
+# How long an agent that leaves may take to end.
+REPLACE_DEADLINE = 20.0
 
 
 async def bring_up_again(hub: Hub, name: str, *, full: bool, issuer: admission.Issuer | None = None) -> dict[str, Any]:
@@ -61,7 +62,7 @@ async def bring_up_again(hub: Hub, name: str, *, full: bool, issuer: admission.I
         if leaving or not (link.opened and link.view.live):
             if leaving:
                 await _end_leaving(hub, link)
-            await _start(hub, link, spec, issuer or admission.Issuer(hub, spec.job), full=full, replaces=leaving)
+            await _start(hub, link, spec, issuer or admission.Issuer(hub, spec.job), full=full)
         elif resynced:
             await resync.ensure(hub, link, spec)
         await admission.spread(hub)
@@ -69,22 +70,45 @@ async def bring_up_again(hub: Hub, name: str, *, full: bool, issuer: admission.I
         return next(dataclasses.asdict(node) for node in spec.nodes if node.name == name)
     except HostError as error:
         link.fail(error.step, error.reason, error.hint)
-        kind = error.__cause__.kind if isinstance(error.__cause__, CallFailed) else "bring_up"
-        raise RequestFailed(f"{name}: {error.step}: {error.reason}", error.hint, kind) from error
+        raise RequestFailed(f"{name}: {error.step}: {error.reason}", error.hint, _kind(error)) from error
 
 
-async def _start(hub: Hub, link: Link, spec: JobSpec, issuer: admission.Issuer, *, full: bool, replaces: bool) -> None:
+def _kind(error: HostError) -> str:
+    return error.__cause__.kind if isinstance(error.__cause__, CallFailed) else "bring_up"
+
+
+async def _start(hub: Hub, link: Link, spec: JobSpec, issuer: admission.Issuer, *, full: bool) -> None:
+    """Start the agent of a host, once the one before has ended; raises HostError.
+
+    One that another operator has started there meanwhile serves as well.
+    """
+    end = time.monotonic() + REPLACE_DEADLINE
+    while True:
+        try:
+            await _start_once(hub, link, spec, issuer, full=full)
+            return
+        except HostError as error:
+            if _kind(error) != "already_running" or time.monotonic() > end:
+                raise
+        await link.until_open()
+        if link.view.live and not await _is_leaving(hub, link):
+            return
+        link.progress("start", "waiting for the old agent to end")
+
+
+async def _start_once(hub: Hub, link: Link, spec: JobSpec, issuer: admission.Issuer, *, full: bool) -> None:
     """Start the agent of a host under the certificate that it has, or under a new one; raises HostError."""
     name, resynced = link.view.name, resync.changed_since_launch(hub)
-    believed = await admission.authorities(hub)
+    trusted = await admission.authorities(hub)
     authority = None if admission.is_certified(hub, link) else issuer.authority()
-    if authority is not None and (untold := admission.untold(hub, name)):
+    if authority is not None and (uninformed := admission.uninformed(hub, name)):
         hub.notice(
-            f"{fold(untold)}: unreachable; it learns about the new node {name} once it is connected again", "warning"
+            f"{fold(uninformed)}: unreachable; it learns about the new node {name} once it is connected again",
+            "warning",
         )
     read = functools.partial(read_tree_again, hub.inventory, spec, name) if full or resynced else None
-    pems = "".join(believed.values())
-    material = bringup.Material(spec, authority, pems, read=read, kept=resynced, replaces=replaces)
+    pems = "".join(trusted.values())
+    material = bringup.Material(spec, authority, pems, read=read, kept=resynced)
     await bringup.start_on(hub, name, material)
 
 
@@ -107,7 +131,11 @@ async def _is_leaving(hub: Hub, link: Link) -> bool:
     nodes = (await hub.call("status")).get("nodes", ())
     # The agent of a failed node may have no engine any more.
     out = ("removed", "failed")
-    return any(node["name"] == link.view.name and node.get("state") in out for node in nodes)
+    if not any(node["name"] == link.view.name and node.get("state") in out for node in nodes):
+        return False
+    # Another operator may have started one for the node, of which the other agents do not know yet.
+    identity = await link.try_call("identity", timeout_s=IDENTITY_DEADLINE)
+    return identity is None or not identity.get("joining")
 
 
 class Healer:
@@ -117,7 +145,7 @@ class Healer:
         self._hub = hub
         self._starts: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=RESTARTS))
         self._given_up: set[str] = set()
-        self._introduced: dict[str, tuple[float, dict[str, Any]]] = {}
+        self._introduced: dict[str, tuple[float, dict[str, Address]]] = {}
         """By host: since when its link is open, and what was sent to its agent about the others."""
         self._brought: set[tuple[str, str]] = set()
         """Nodes, and the work trees that this supervisor has tried to bring them."""
@@ -160,7 +188,7 @@ class Healer:
     def has_lost(self) -> bool:
         """Tell whether a host in reach has no agent of a node that takes part in the job."""
         lost = {link.view.name for link in self._hub.opened_links(live=False)}
-        return bool(lost & self._taking_part(*OUT))
+        return bool(lost & self._taking_part(*OUT_OF_GROUPS))
 
     def _spread(self) -> None:
         """Send nodes the authorities to trust, in parallel with the checks: a silent node must not delay those."""
@@ -174,16 +202,16 @@ class Healer:
     async def _introduce(self) -> None:
         """Tell all agents where the others listen: those that came back together know old ports only."""
         live = self._hub.opened_links(live=True)
-        where: dict[str, Any] = {}
+        where: dict[str, Address] = {}
         for link in live:
             node, members = str(link.view.identity.get("node")), link.view.identity.get("members") or {}
             if node in members:
                 where[node] = members[node]
         for link in live:
             name, known = link.view.name, link.view.identity.get("members") or {}
-            said = (link.opened_at, where)
-            if any(known.get(node) != at for node, at in where.items()) and self._introduced.get(name) != said:
-                self._introduced[name] = said
+            introduction = (link.opened_at, where)
+            if any(known.get(node) != at for node, at in where.items()) and self._introduced.get(name) != introduction:
+                self._introduced[name] = introduction
                 await link.try_call("introduce", {"members": where}, timeout_s=IDENTITY_DEADLINE)
 
     def _dead_links(self) -> list[Link]:
@@ -194,11 +222,11 @@ class Healer:
         return [link for link in links if link.opened and link.view.live is False and now - link.opened_at > SETTLE]
 
     def _restart_lost(self) -> None:
-        """Restart lost agents beside the other checks: a host that is slow to answer must not delay other hosts."""
+        """Restart lost agents in parallel with the other checks: a slow host must not delay other hosts."""
         hub = self._hub
         if not hub.status:
             return
-        wanted = self._taking_part(*OUT)
+        wanted = self._taking_part(*OUT_OF_GROUPS)
         for link in self._dead_links():
             name = link.view.name
             if name in wanted:
@@ -207,9 +235,9 @@ class Healer:
     async def _bring_trees(self) -> None:
         """Bring nodes that came back the work tree that the group runs from, once."""
         hub = self._hub
-        digest = str((hub.status.get("tree") or {}).get("digest"))
+        digest = tree["digest"] if (tree := hub.status.get("tree")) else ""
         missing = {str(node["name"]) for node in hub.status.get("nodes", ()) if node.get("lacks_tree")}
-        for name in missing & self._taking_part(*OUT):
+        for name in missing & self._taking_part(*OUT_OF_GROUPS):
             link = hub.links.get(name)
             if link is None or not (link.opened and link.view.live) or (name, digest) in self._brought:
                 continue
@@ -232,7 +260,7 @@ class Healer:
         status = await link.try_call("status", timeout_s=STATUS_DEADLINE)
         if status is not None and status.get("state") in ENDED_STATES:
             return
-        if hub.ended or hub.state in ENDED_STATES or name not in self._taking_part(*OUT):
+        if hub.ended or hub.state in ENDED_STATES or name not in self._taking_part(*OUT_OF_GROUPS):
             # The job ended, or the node was removed, in the meantime.
             return
         if not self._may_start(name):
@@ -241,8 +269,7 @@ class Healer:
         try:
             await bring_up_again(hub, name, full=False)
         except (SupervisorError, CallFailed, WireError, asyncio.TimeoutError) as error:
-            if not (isinstance(error, RequestFailed) and error.kind == "already_running"):
-                hub.notice(f"{name}: {error}", "error", name)
+            hub.notice(f"{name}: {error}", "error", name)
         else:
             hub.notice(f"{name}: agent restarted", "info", name)
 

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from remote_agent.wire import FIRST_TERM, CallFailed, WireError
 from remote_agent.wire.events import ENDED_STATES
@@ -19,7 +19,9 @@ from supervisor.launch import bringup
 from supervisor.launch.bringup import PROMOTE_DEADLINE
 
 if TYPE_CHECKING:
+    from remote_agent.wire.documents import RequestReply
     from supervisor.link.hub import Hub
+    from supervisor.ssh.answers import Identity
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +31,7 @@ FORCE_DEADLINE = 20.0
 RETRY = 1.0
 
 
-def _is_led(identity: dict[str, Any]) -> bool:
+def _is_led(identity: Identity) -> bool:
     """Tell whether an agent is the coordinator or can reach it."""
     return identity.get("role") == "coordinator" or bool(identity.get("coordinator_reachable"))
 
@@ -41,7 +43,7 @@ async def promote_if_orphaned(hub: Hub) -> bool:
     """
     if hub.read_only or hub.launching or end_in_files(hub) is not None:
         return False
-    # First what is known already: an agent that is, or reaches, the coordinator says so.
+    # First what is already known: whether an agent is the coordinator or reaches it.
     known = [link.view.identity for link in hub.opened_links(live=True)]
     if not known or any(one.get("role") == "coordinator" or one.get("coordinator_reachable", True) for one in known):
         return False
@@ -80,7 +82,7 @@ async def promote_without(hub: Hub, gone: str) -> None:
         await _promote_by_force(hub, agents, [gone])
 
 
-async def promote(hub: Hub, node: str | None) -> dict[str, Any]:
+async def promote(hub: Hub, node: str | None) -> RequestReply:
     """Promote that node, or the first in reach: the operator says that all nodes out of reach are dead.
 
     Returns the reply. Raises RequestFailed if a coordinator is in reach, Unreachable.
@@ -100,7 +102,7 @@ async def promote(hub: Hub, node: str | None) -> dict[str, Any]:
     for name, one in agents.items():
         if _is_led(one):
             head = str(one.get("coordinator"))
-            if node in (None, head) and await _goes_on(hub, head, away):
+            if node in (None, head) and await _let_continue(hub, head, away):
                 message = f"{head} continues without {' '.join(away)}"
                 return {"accepted": True, "message": message, "generation": 0, "seq": seq}
             raise RequestFailed(
@@ -116,7 +118,7 @@ async def promote(hub: Hub, node: str | None) -> dict[str, Any]:
     return {"accepted": True, "message": f"{promoted} is the coordinator now", "generation": 0, "seq": seq}
 
 
-async def _goes_on(hub: Hub, head: str, away: list[str]) -> bool:
+async def _let_continue(hub: Hub, head: str, away: list[str]) -> bool:
     """Let a coordinator that waits for too many nodes continue without those out of reach; return whether it waited."""
     request = {"force": True, "given_up": away, "operator": hub.operator}
     link = hub.links.get(head)
@@ -176,15 +178,22 @@ OVER_DEADLINE = 5.0
 GONE_DEADLINE = 10.0
 
 
-def end_in_files(hub: Hub) -> dict[str, Any] | None:
+def end_in_files(hub: Hub) -> Identity | None:
     """Return the identity of the best source if that is files with the job's end: no agent knows more."""
     best = next((link.view.identity for link in hub.opened_links()), None)
     return best if best is not None and best.get("ended") else None
 
 
 async def refuse_over(hub: Hub) -> None:
-    """Raise RequestFailed if the job is over, by the newest status or by the files of a host."""
-    if end_in_files(hub) is not None:
+    """Raise RequestFailed if the job is over, by the newest status or by the files of a host.
+
+    Hosts that were out of reach at the end may have continued: it is over once none that answers is in a newer term.
+    """
+    if end_in_files(hub) is None and hub.state not in ENDED_STATES:
+        return
+    await hub.settle()
+    newest = max((int(link.view.identity.get("journal_term") or 0) for link in hub.opened_links()), default=0)
+    if end_in_files(hub) is not None or newest > int(hub.status.get("journal_term") or 0):
         hub.set_status(await hub.call("status"))
     if hub.state in ENDED_STATES:
         ended = await end_cut_off(hub)

@@ -6,26 +6,21 @@ In: what happened on one node, or to one rank. Out: its entry in the reply.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypedDict
+from typing import TYPE_CHECKING
 
 from remote_agent.wire import CallFailed
 from supervisor.errors import SupervisorError, why
 
-
-class Entry(TypedDict):
-    """The outcome for one node or rank."""
-
-    accepted: bool
-    message: str
-    hint: str
+if TYPE_CHECKING:
+    from remote_agent.wire.documents import ReplyEntry
 
 
-def entry(accepted: bool, message: str, hint: str = "") -> Entry:
+def entry(accepted: bool, message: str, hint: str = "") -> ReplyEntry:
     """Return one outcome."""
     return {"accepted": accepted, "message": message, "hint": hint}
 
 
-def failed_entry(node: str, error: BaseException) -> Entry:
+def failed_entry(node: str, error: BaseException) -> ReplyEntry:
     """Return the outcome for a node where a request failed; the message names the node."""
     if isinstance(error, SupervisorError):
         return entry(False, error.message, error.hint)
@@ -34,6 +29,6 @@ def failed_entry(node: str, error: BaseException) -> Entry:
     return entry(False, f"{node}: {why(error)}")
 
 
-def all_messages(entries: Iterable[Entry]) -> str:
+def all_messages(entries: Iterable[ReplyEntry]) -> str:
     """Return the messages of several outcomes as one text."""
     return "; ".join(one["message"] for one in entries)

@@ -14,14 +14,15 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from remote_agent.wire import CallFailed, WireError
-from remote_agent.wire.events import ENDED_STATES
+from remote_agent.wire import Args, CallFailed, WireError
+from remote_agent.wire.events import ENDED_STATES, LIVE_RANKS
 from supervisor.control import admission, heal, promotion, resync
-from supervisor.control.replies import Entry, all_messages, entry, failed_entry
+from supervisor.control.replies import all_messages, entry, failed_entry
 from supervisor.errors import RequestFailed, SupervisorError, Unreachable, why
 from supervisor.ssh.forward import Forward
 
 if TYPE_CHECKING:
+    from remote_agent.wire.documents import ReplyEntry, RequestReply, Status
     from supervisor.link.host_link import Link
     from supervisor.link.hub import Hub
     from supervisor.ssh.forward import Reader, Writer
@@ -39,18 +40,15 @@ MOVING_PAUSE = 0.3
 WITHOUT_COORDINATOR = ("moved", "no_coordinator", "not_coordinator")
 """How a request is refused while the next coordinator is elected, or the old one comes back."""
 
-Args = dict[str, Any]
-Reply = dict[str, Any]
-"""`accepted`, `message`, `generation`, `seq` (of the last event before it); `nodes` or `ranks`: an Entry for each."""
-AskNode = Callable[["Link", "dict[str, int]"], Awaitable["dict[str, Entry]"]]
+AskNode = Callable[["Link", "dict[str, int]"], Awaitable["dict[str, ReplyEntry]"]]
 
 
-async def request(hub: Hub, verb: str, args: Args) -> Reply:
+async def request(hub: Hub, verb: str, args: Args) -> RequestReply:
     """Carry out one verb; raises RequestFailed, Unreachable, HostError."""
     _refuse_read_only(hub, verb)
     if hub.follows:
         # The job may have reached the requested state already.
-        await hub.heard()
+        await hub.until_current()
     args = {**args, "operator": hub.operator}
     if args.get("node"):
         args["node"] = _node_on(hub, str(args["node"]))
@@ -59,19 +57,24 @@ async def request(hub: Hub, verb: str, args: Args) -> Reply:
     return await (handler(hub, verb, args) if handler is not None else _ask_coordinator(hub, verb, args))
 
 
-async def _promote(hub: Hub, verb: str, args: Args) -> Reply:
+async def _promote(hub: Hub, verb: str, args: Args) -> RequestReply:
     return await promotion.promote(hub, args.get("node"))
 
 
-async def _resync(hub: Hub, verb: str, args: Args) -> Reply:
+async def _resync(hub: Hub, verb: str, args: Args) -> RequestReply:
     """Bring all nodes another work tree, then restart the group from it; restart nothing if a node lacks the tree."""
     restart, nodes = await resync.spread(hub, verb, args)
     if not restart:
-        return {**entry(False, "not all nodes have the work tree: nothing is restarted"), "nodes": nodes}
+        none: RequestReply = {
+            "accepted": False,
+            "message": "not all nodes have the work tree: nothing is restarted",
+            "hint": "",
+        }
+        return {**none, "nodes": nodes}
     return {**await _ask_until_ready(hub, "restart", restart, "no_tree"), "nodes": nodes}
 
 
-async def _signal(hub: Hub, verb: str, args: Args) -> Reply:
+async def _signal(hub: Hub, verb: str, args: Args) -> RequestReply:
     """Send a signal to the processes of ranks; an agent refuses a rank whose process has been replaced."""
     name = str(args["signal"]).upper()
     name = name if name.startswith("SIG") else f"SIG{name}"
@@ -79,7 +82,7 @@ async def _signal(hub: Hub, verb: str, args: Args) -> Reply:
         raise RequestFailed(f"no signal named {name}", "USR1, USR2, INT, TERM, KILL, …", "usage")
     _refuse_stale(hub, args)
 
-    async def send(link: Link, pids: dict[str, int]) -> dict[str, Entry]:
+    async def send(link: Link, pids: dict[str, int]) -> dict[str, ReplyEntry]:
         request = {"pids": pids, "signal": name, "operator": args["operator"]}
         refused = (await link.call("signal", request, timeout_s=REQUEST_DEADLINE)).data["refused"]
         return {rank: entry(rank not in refused, refused.get(rank, "sent")) for rank in pids}
@@ -87,10 +90,10 @@ async def _signal(hub: Hub, verb: str, args: Args) -> Reply:
     return await _ask_ranks(hub, args["ranks"], send, f"{name} sent")
 
 
-async def _keep(hub: Hub, verb: str, args: Args) -> Reply:
-    """Save stacks and flight records of ranks beside their logs."""
+async def _keep(hub: Hub, verb: str, args: Args) -> RequestReply:
+    """Save stacks and flight records of ranks next to their logs."""
 
-    async def save(link: Link, pids: dict[str, int]) -> dict[str, Entry]:
+    async def save(link: Link, pids: dict[str, int]) -> dict[str, ReplyEntry]:
         request = {"ranks": [int(rank) for rank in pids]}
         files = (await link.call("keep", request, timeout_s=REQUEST_DEADLINE)).data["files"]
         none = "the rank did not answer: `supervisor stacks` says why"
@@ -99,13 +102,13 @@ async def _keep(hub: Hub, verb: str, args: Args) -> Reply:
     return await _ask_ranks(hub, args["ranks"], save, "stacks and flight records saved")
 
 
-async def _ask_ranks(hub: Hub, ranks: Iterable[int], ask: AskNode, done: str) -> Reply:
+async def _ask_ranks(hub: Hub, ranks: Iterable[int], ask: AskNode, done: str) -> RequestReply:
     """Ask the nodes of these ranks at once, with the process ids known here; returns an entry for each rank."""
-    status = hub.status or await hub.call("status")
+    status: Status = hub.status or await hub.call("status")
     entries = {str(rank): entry(False, f"no rank {rank} runs in this job") for rank in sorted(ranks)}
     pids: dict[str, dict[str, int]] = {}
     for node in status.get("nodes", ()):
-        here = {str(rank["rank"]): rank["pid"] for rank in node.get("ranks", ()) if rank.get("pid")}
+        here = {str(rank["rank"]): pid for rank in node.get("ranks", ()) if (pid := rank.get("pid"))}
         if chosen := {rank: pid for rank, pid in here.items() if rank in entries}:
             pids[str(node["name"])] = chosen
 
@@ -126,7 +129,7 @@ async def _ask_ranks(hub: Hub, ranks: Iterable[int], ask: AskNode, done: str) ->
     return {"accepted": True, "message": f"{done}: rank {', '.join(accepted)}", "ranks": entries}
 
 
-async def _add(hub: Hub, verb: str, args: Args) -> Reply:
+async def _add(hub: Hub, verb: str, args: Args) -> RequestReply:
     """Bring a node up, then ask the coordinator to take it in."""
     if "nodes" in args:
         return await _add_several(hub, args)
@@ -154,7 +157,7 @@ async def _add(hub: Hub, verb: str, args: Args) -> Reply:
         await hub.wait_change(MOVING_PAUSE)
 
 
-async def _add_several(hub: Hub, args: Args) -> Reply:
+async def _add_several(hub: Hub, args: Args) -> RequestReply:
     """Bring several nodes up at once, then ask for those that came up with one restart."""
     names = [str(name) for name in args["nodes"]]
     await hub.settle(nodes=names)
@@ -162,7 +165,7 @@ async def _add_several(hub: Hub, args: Args) -> Reply:
     issuer = admission.Issuer(hub, hub.job)
     bringing = [heal.bring_up_again(hub, name, full=True, issuer=issuer) for name in names]
     specs = await asyncio.gather(*bringing, return_exceptions=True)
-    failed: dict[str, Entry] = {}
+    failed: dict[str, ReplyEntry] = {}
     up: dict[str, dict[str, Any]] = {}
     for name, spec in zip(names, specs, strict=True):
         if isinstance(spec, CallFailed):
@@ -187,7 +190,7 @@ async def _add_several(hub: Hub, args: Args) -> Reply:
     return {**reply, "nodes": {**nodes, **failed}}
 
 
-HANDLERS: dict[str, Callable[[Hub, str, Args], Awaitable[Reply]]] = {
+HANDLERS: dict[str, Callable[[Hub, str, Args], Awaitable[RequestReply]]] = {
     "add": _add,
     "promote": _promote,
     "sync": _resync,
@@ -208,8 +211,8 @@ def _refuse_stale(hub: Hub, args: Args) -> None:
         raise RequestFailed(f"generation {expected} is over: the job is in generation {newest}", kind="stale")
 
 
-async def _ask_until_ready(hub: Hub, op: str, args: Args, kind: str) -> Reply:
-    """Repeat a request that is refused with `kind`: the coordinator has not heard yet what a node's agent knows."""
+async def _ask_until_ready(hub: Hub, op: str, args: Args, kind: str) -> RequestReply:
+    """Repeat a request that is refused with `kind`: the coordinator does not know yet what a node's agent knows."""
     end = time.monotonic() + JOIN_DEADLINE
     while True:
         try:
@@ -236,7 +239,7 @@ def _node_on(hub: Hub, name: str) -> str:
     return nodes[0]
 
 
-async def _ask_coordinator(hub: Hub, op: str, args: Args, latest: float = math.inf) -> Reply:
+async def _ask_coordinator(hub: Hub, op: str, args: Args, latest: float = math.inf) -> RequestReply:
     """Send a request to the best live agent, which passes it to the coordinator; raises RequestFailed, Unreachable.
 
     `latest`: when to give up at the latest, as time.monotonic().
@@ -268,13 +271,14 @@ async def _ask_coordinator(hub: Hub, op: str, args: Args, latest: float = math.i
         await hub.wait_change(MOVING_PAUSE)
 
 
-async def _ask_once(hub: Hub, op: str, args: Args, generation: int, end: float) -> Reply:
+async def _ask_once(hub: Hub, op: str, args: Args, generation: int, end: float) -> RequestReply:
     """Ask the agents one after the other until one answers; raises RequestFailed, Unreachable."""
     last = ""
     for link in hub.opened_links(live=True):
         left = max(1.0, end - time.monotonic())
         try:
-            return (await link.call(op, args, timeout_s=min(ASK_DEADLINE, left))).data
+            reply: RequestReply = (await link.call(op, args, timeout_s=min(ASK_DEADLINE, left))).data
+            return reply
         except CallFailed as refused:
             raise RequestFailed(refused.message, refused.hint, refused.kind) from refused
         except (WireError, asyncio.TimeoutError) as broken:
@@ -284,7 +288,7 @@ async def _ask_once(hub: Hub, op: str, args: Args, generation: int, end: float) 
                 args.setdefault("if_generation", generation)
     if not last:
         # Only files answer: the end of the job may not have been read yet.
-        await hub.heard()
+        await hub.until_current()
     await promotion.refuse_over(hub)
     raise hub.unreachable(last or "no agent is alive there")
 
@@ -300,7 +304,7 @@ async def _ensure_coordinator(hub: Hub, op: str, args: Args) -> None:
 
 
 def _generation(hub: Hub) -> int:
-    """Return the newest generation that this hub has heard of: the journal may be ahead of the status."""
+    """Return the newest generation that this hub knows of: the journal may be ahead of the status."""
     newest = hub.events[-1]["generation"] if hub.events else -1
     return max(int(hub.status.get("generation", -1)), int(newest))
 
@@ -316,7 +320,7 @@ async def collect_stacks(hub: Hub, ranks: list[int] | None) -> dict[str, dict[st
 
     `notes`: why stacks of child processes are missing. Raises Unreachable, RequestFailed.
     """
-    status = await hub.call("status")
+    status: Status = await hub.call("status")
     if status["state"] in ENDED_STATES:
         raise RequestFailed(f"job {hub.job} is over: {status['state']}", kind="ended")
     links = hub.opened_links(live=True)
@@ -349,24 +353,31 @@ async def collect_stacks(hub: Hub, ranks: list[int] | None) -> dict[str, dict[st
     return {"stacks": stacks, "unreachable": unreachable, "children": children, "notes": notes}
 
 
-def _live_ranks(status: Mapping[str, Any], ranks: list[int] | None) -> dict[str, str]:
+def _live_ranks(status: Status, ranks: list[int] | None) -> dict[str, str]:
     """Return the live ranks among these (None: all), with the reason that holds until the node answers."""
     return {
         str(rank["rank"]): f"{node['name']} cannot be reached"
         for node in status.get("nodes", ())
         for rank in node.get("ranks", ())
-        if rank.get("state") in ("running", "silent", "starting") and (ranks is None or rank["rank"] in ranks)
+        if rank.get("state") in LIVE_RANKS and (ranks is None or rank["rank"] in ranks)
     }
 
 
-async def open_shell(hub: Hub, terminal: Terminal, node: str, rank: int | None) -> None:
-    """Run a shell where a rank of a node runs, on this terminal; raises RequestFailed, Unreachable, HostError."""
+async def open_shell(
+    hub: Hub, terminal: Terminal, node: str, rank: int | None, line: str, variables: Mapping[str, str]
+) -> None:
+    """Run a command line, or without one a shell, where a rank of a node runs, on this terminal.
+
+    Raises RequestFailed, Unreachable, HostError.
+    """
     _refuse_read_only(hub, "shell")
     link = _link_to(hub, node)
     ranks = [one for each in hub.status.get("nodes", ()) if each["name"] == node for one in each.get("ranks", ())]
     pids = {one["rank"]: one.get("pid") for one in ranks}
     chosen = min(pids, default=0) if rank is None else rank
-    words = ("--job", hub.job, "--rank", str(chosen), "--pid", str(pids.get(chosen) or 0))
+    words = ["--job", hub.job, "--rank", str(chosen), "--pid", str(pids.get(chosen) or 0)]
+    words += [f"--line={line}"] if line else []
+    words += [f"--set={name}={value}" for name, value in variables.items()]
     await link.node.run_on(terminal, hub.agent, "shell", *words)
 
 

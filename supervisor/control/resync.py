@@ -11,14 +11,15 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from remote_agent.wire import CallFailed, JobSpec, WireError
+from remote_agent.wire import Args, CallFailed, JobSpec, WireError
 from supervisor.control import admission
-from supervisor.control.replies import Entry, entry, failed_entry
+from supervisor.control.replies import entry, failed_entry
 from supervisor.errors import RequestFailed, SupervisorError
 from supervisor.launch.specs import read_tree, read_tree_again
 from supervisor.ssh.sync import manifest, push_tree
 
 if TYPE_CHECKING:
+    from remote_agent.wire.documents import ReplyEntry, Status, TreeStatus
     from supervisor.link.host_link import Link
     from supervisor.link.hub import Hub
     from supervisor.ssh.scan import Tree
@@ -57,14 +58,14 @@ async def look(hub: Hub) -> dict[str, Any]:
     return {"change": None if change is None else {"digest": change.digest, **change.summary()}, "tree": known}
 
 
-async def spread(hub: Hub, verb: str, args: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Entry]]:
+async def spread(hub: Hub, verb: str, args: Args) -> tuple[dict[str, Any], dict[str, ReplyEntry]]:
     """Bring the tree to all nodes; with `rollback`, check that they have the previous one.
 
     Returns the arguments of the restart, empty if it must not be requested, and the outcome on each node.
     Raises RequestFailed, SyncError, UsageError.
     """
     known = await _known(hub)
-    previous = known.get("previous") or {}
+    previous = known["previous"]
     tree: Tree | None = None
     if verb == "rollback":
         if not previous:
@@ -107,18 +108,18 @@ async def ensure(hub: Hub, link: Link, spec: JobSpec) -> None:
 
 def changed_since_launch(hub: Hub) -> bool:
     """Tell whether groups start from another tree than at the launch."""
-    return bool((hub.status.get("tree") or {}).get("previous"))
+    return bool((tree := hub.status.get("tree")) and tree["previous"])
 
 
 def as_now(hub: Hub, spec: JobSpec) -> JobSpec:
     """Return the description with the digest of the tree from which the next group starts."""
-    known = hub.status.get("tree") or {}
-    return dataclasses.replace(spec, tree_digest=str(known["digest"])) if changed_since_launch(hub) else spec
+    known = hub.status.get("tree")
+    return dataclasses.replace(spec, tree_digest=known["digest"]) if known and known["previous"] else spec
 
 
-async def _known(hub: Hub) -> dict[str, Any]:
-    status = hub.status or await hub.call("status")
-    known: dict[str, Any] | None = status.get("tree")
+async def _known(hub: Hub) -> TreeStatus:
+    status: Status = hub.status or await hub.call("status")
+    known = status.get("tree")
     if known is None:
         raise RequestFailed(
             "supervisor did not copy this job's files to the nodes: there is nothing to sync",
@@ -144,7 +145,7 @@ async def _compare(hub: Hub, tree: Tree) -> Change:
     """Ask the best agent what differs from the tree on its node; raises RequestFailed, Unreachable."""
     packed = await asyncio.to_thread(manifest, tree)
 
-    async def ask(link: Link) -> dict[str, Any]:
+    async def ask(link: Link) -> Any:
         return (await link.call("tree_differences", {"tree": tree.name}, packed, timeout_s=ASK_DEADLINE)).data
 
     difference = await hub.ask_best(ask, live=True)
@@ -155,11 +156,11 @@ async def _compare(hub: Hub, tree: Tree) -> Change:
 
 async def _each(
     hub: Hub, names: Sequence[str], name: str, digest: str, tree: Tree | None, keep: Iterable[str]
-) -> dict[str, Entry]:
+) -> dict[str, ReplyEntry]:
     """Bring the tree to all nodes at once (None: check that they have it); returns the outcome on each."""
     limit = asyncio.Semaphore(LIMIT)
 
-    async def one(node: str) -> Entry:
+    async def one(node: str) -> ReplyEntry:
         async with limit:
             try:
                 link = hub.links.get(node)

@@ -119,8 +119,8 @@ def _toml_hint(message: str, content: str) -> str:
         return ""
     lines = content.splitlines()
     number = int(match[1])
-    shown = lines[number - 1].strip() if 0 < number <= len(lines) else ""
-    return f"line {number} is: {shown}" if shown else ""
+    line = lines[number - 1].strip() if 0 < number <= len(lines) else ""
+    return f"line {number} is: {line}" if line else ""
 
 
 def _table(path: Path, document: dict[str, Any], name: str) -> dict[str, Any]:

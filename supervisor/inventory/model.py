@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from remote_agent.text.names import read_number
-from remote_agent.wire import leases, read_ports
+from remote_agent.wire import JobSpec, leases, read_ports
 from supervisor.errors import UsageError
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def text(place: Place, key: str, value: Any) -> str:
     if not value.strip():
         raise place.wrong(key, "is empty", "give a value or leave the key out")
     if "\0" in value:
-        raise place.wrong(key, "has a NUL character")
+        raise place.wrong(key, "contains a NUL character")
     return value
 
 
@@ -102,7 +102,7 @@ def line(place: Place, key: str, value: Any) -> str:
     """Check for one line of text without spaces around it."""
     content = text(place, key, value)
     if content != content.strip() or not content.isprintable():
-        raise place.wrong(key, f"has spaces or control characters around or inside it: {content!r}")
+        raise place.wrong(key, f"contains spaces or control characters: {content!r}")
     return content
 
 
@@ -111,7 +111,7 @@ def target(place: Place, key: str, value: Any) -> str:
     name = line(place, key, value)
     if "@" in name:
         user, _, host = name.rpartition("@")
-        raise place.wrong(key, f"{name!r} has a user in it", f'write {key} = "{host}" and user = "{user}"')
+        raise place.wrong(key, f"{name!r} contains a user name", f'write {key} = "{host}" and user = "{user}"')
     return name
 
 
@@ -190,16 +190,16 @@ def lasting(place: Place, key: str, value: Any) -> float:
     with contextlib.suppress(ValueError):
         if not isinstance(value, bool) and isinstance(value, (str, int, float)):
             return read_duration(str(value))
-    raise place.wrong(key, f"must be a time, not {value!r}", f'write {key} = "10m"')
+    raise place.wrong(key, f"must be a duration, not {value!r}", f'write {key} = "10m"')
 
 
 def lease_timeout(place: Place, key: str, value: Any) -> float:
     """Check for a node_timeout whose shares do not overlap: leases.py has the table."""
-    given = seconds(zero=False)(place, key, value)
-    if not leases.holds(given):
+    timeout_s = seconds(zero=False)(place, key, value)
+    if not leases.holds(timeout_s):
         least = leases.MIN_NODE_TIMEOUT_S
-        raise place.wrong(key, f"must be at least {least:g} seconds, not {given:g}", f"write {key} = {least:g}")
-    return given
+        raise place.wrong(key, f"must be at least {least:g} seconds, not {timeout_s:g}", f"write {key} = {least:g}")
+    return timeout_s
 
 
 def port_range(place: Place, key: str, value: Any) -> str:
@@ -237,17 +237,17 @@ def environment(place: Place, key: str, value: Any) -> dict[str, str]:
         if not ENV_NAME.fullmatch(name):
             raise place.wrong(f"{key}.{name}", "is not a valid name for an environment variable")
         if not isinstance(content, str):
-            shown = str(content).lower() if isinstance(content, bool) else content
-            raise place.wrong(f"{key}.{name}", f"must be text, not {_type_name(content)}", f'write {name} = "{shown}"')
+            text = str(content).lower() if isinstance(content, bool) else content
+            raise place.wrong(f"{key}.{name}", f"must be text, not {_type_name(content)}", f'write {name} = "{text}"')
         if "\0" in content:
-            raise place.wrong(f"{key}.{name}", "has a NUL character")
+            raise place.wrong(f"{key}.{name}", "contains a NUL character")
     return dict(value)
 
 
 def texts(place: Place, key: str, value: Any) -> tuple[str, ...]:
     """Check for a list of texts."""
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise place.wrong(key, f"must be a list of texts, not {value!r}", f'write {key} = ["*.pt", "data/"]')
+        raise place.wrong(key, f"must be a list of strings, not {value!r}", f'write {key} = ["*.pt", "data/"]')
     return tuple(value)
 
 
@@ -296,7 +296,9 @@ def web(place: Place, key: str, value: Any) -> str:
     if not valid:
         raise place.wrong(key, "is not an http:// or https:// address", f'write {key} = "https://example.org/hook"')
     if user:
-        raise place.wrong(key, "has a user in it, which would not be sent", "put a token in the path, or use command")
+        raise place.wrong(
+            key, "contains a user name, which would not be sent", "put a token in the path, or use command"
+        )
     return address
 
 
@@ -304,7 +306,7 @@ def web(place: Place, key: str, value: Any) -> str:
 class JobDefaults:
     """The [job] table: types and checks of its keys, without nproc_per_node, which each Host has.
 
-    The command line overrides it.
+    The command line overrides it. Defaults that an agent knows, too, are the description's own.
     """
 
     workdir: Annotated[Path, line]
@@ -316,26 +318,26 @@ class JobDefaults:
     """Largest work tree that is sent, in MB (10^6 bytes)."""
     exclude: Annotated[tuple[str, ...], texts] = ()
     env: Annotated[dict[str, str], environment] = dataclasses.field(default_factory=dict)
-    coordinator_port: Annotated[int, whole(0, 65535)] = 0
-    ports: Annotated[str, port_range] = ""
+    coordinator_port: Annotated[int, whole(0, 65535)] = JobSpec.coordinator_port
+    ports: Annotated[str, port_range] = JobSpec.ports
     """FIRST-LAST: where agents and stores listen; empty: at any free port."""
-    node_timeout: Annotated[float, lease_timeout] = 15.0
+    node_timeout: Annotated[float, lease_timeout] = JobSpec.node_timeout
     """Seconds without a heartbeat after which a node is lost."""
-    stop_grace: Annotated[float, seconds(zero=True)] = 15.0
+    stop_grace: Annotated[float, seconds(zero=True)] = JobSpec.stop_grace
     """Seconds from SIGTERM to SIGKILL."""
-    hang_after: Annotated[float, seconds(zero=True)] = 30.0
-    hang_restart: Annotated[float, seconds(zero=True)] = 0.0
-    metrics_port: Annotated[int, whole(0, 65535)] = 0
+    hang_after: Annotated[float, seconds(zero=True)] = JobSpec.hang_after
+    hang_restart: Annotated[float, seconds(zero=True)] = JobSpec.hang_restart
+    metrics_port: Annotated[int, whole(0, 65535)] = JobSpec.metrics_port
     """The port on which the coordinator serves Prometheus metrics on its machine; 0: none."""
-    standby: Annotated[str, on_standby] = "auto"
+    standby: Annotated[str, on_standby] = JobSpec.standby
     """auto: each node keeps a process that waits with modules loaded, for restarts; off: none."""
-    keep_warm: Annotated[float, lasting] = 0.0
+    keep_warm: Annotated[float, lasting] = JobSpec.keep_warm
     """For how many seconds after the end of a job it waits for the next job of the same tree."""
-    log_bound: Annotated[int, size] = 0
+    log_bound: Annotated[int, size] = JobSpec.log_bound
     """How many bytes the logs of a rank may use in each generation; 0: no limit."""
-    snapshots: Annotated[tuple[str, ...], snapshot_patterns] = ()
+    snapshots: Annotated[tuple[str, ...], snapshot_patterns] = JobSpec.snapshots
     """What ranks save to and resume from: patterns, relative to the working directory or absolute."""
-    snapshots_limit: Annotated[int, size] = 0
+    snapshots_limit: Annotated[int, size] = JobSpec.snapshots_limit
     """How many bytes the copies of snapshots may use on each node; 0: no limit but the disk."""
 
 

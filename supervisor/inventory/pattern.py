@@ -10,7 +10,7 @@ import itertools
 import re
 from collections.abc import Iterable
 
-# Of one pattern, and of an inventory. A typing error such as n[1-10000000] must not use up the memory.
+# The limit for one pattern, and for an inventory: a typing error such as n[1-10000000] must not use up the memory.
 MAX_NAMES = 4096
 # No name of a host is longer.
 MAX_CHARS = 255

@@ -77,8 +77,8 @@ def read_hostfile(path: str) -> Document:
 
 
 def _slots(match: re.Match[str], where: str) -> int | None:
-    given = _SLOTS.search(match["rest"])
-    text = given[1] if given is not None else match["count"]
+    slots = _SLOTS.search(match["rest"])
+    text = slots[1] if slots is not None else match["count"]
     if text is None:
         return None
     if not text.isdecimal() or read_number(text) < 1:
@@ -211,12 +211,19 @@ class InventorySource:
     """One option in the place of HOSTS."""
 
     name: str
-    """Of the option, and after `supervisor hosts --from`."""
+    """The name of the option, and of the source after `supervisor hosts --from`."""
     metavar: str
-    """Of its argument; empty: it takes none."""
+    """The name of its argument; empty: it takes none."""
     help: str
     read: Callable[[str], Document]
     """The function that reads its argument; raises InventoryError."""
+    variable: str = ""
+    """The variable that is set inside an allocation of which it reads the nodes; empty: it reads no allocation."""
+
+    @property
+    def option(self) -> str:
+        """The option of the command line."""
+        return f"--{self.name}"
 
 
 SOURCES = (
@@ -227,7 +234,16 @@ SOURCES = (
         "",
         "the nodes of the current Slurm allocation, over SSH, or over srun where SSH is refused",
         lambda _: from_allocation("auto"),
+        "SLURM_JOB_NODELIST",
     ),
-    InventorySource("srun", "", "like --slurm, over srun without trying SSH", lambda _: from_allocation("srun")),
-    InventorySource("pbs", "", "the nodes of the current PBS allocation, over SSH", lambda _: from_pbs()),
+    InventorySource(
+        "srun",
+        "",
+        "like --slurm, over srun without trying SSH",
+        lambda _: from_allocation("srun"),
+        "SLURM_JOB_NODELIST",
+    ),
+    InventorySource(
+        "pbs", "", "the nodes of the current PBS allocation, over SSH", lambda _: from_pbs(), "PBS_NODEFILE"
+    ),
 )

@@ -77,7 +77,7 @@ def _reader() -> type[SSHClientConfig]:
             self._files += 1 + data.lower().count(b"include")
             if self._bytes > MAX_BYTES or self._files > MAX_FILES:
                 most = f"{MAX_BYTES // 1024} KiB or {MAX_FILES} files and Includes"
-                raise SshConfigError(f"{path}: the ssh configuration has more than {most} in all")
+                raise SshConfigError(f"{path}: the ssh configuration has more than {most} in total")
             opened, self._opened = self._opened, (*self._opened, path.resolve())
             super().parse(path)
             self._opened = opened
@@ -90,7 +90,7 @@ def _read_file(path: Path) -> bytes:
     with open(path, "rb") as file:
         data = file.read(MAX_BYTES + 1)
     if b"\0" in data:
-        raise SshConfigError(f"{path} has a NUL character")
+        raise SshConfigError(f"{path} contains a NUL character")
     long = next((number for number, line in enumerate(data.splitlines(), 1) if len(line) > MAX_LINE), None)
     if long is not None:
         raise SshConfigError(f"{path} line {long}: longer than {MAX_LINE} bytes")
@@ -113,12 +113,12 @@ def _read(alias: str, user: str | None, port: int | None) -> SSHClientConfig:
     from supervisor.ssh_library import asyncssh
 
     # asyncssh reads an empty tuple as "not given".
-    given: tuple[Any, ...] = (user if user is not None else (), alias, port if port is not None else ())
+    arguments: tuple[Any, ...] = (user if user is not None else (), alias, port if port is not None else ())
     try:
-        config = _reader().load(None, config_files(), False, False, False, local_user(), *given)
+        config = _reader().load(None, config_files(), False, False, False, local_user(), *arguments)
         if cast("SSHClientConfig", config).has_match_final():
             # As ssh does: read again with `Match final`; values that are already set stay.
-            config = _reader().load(config, config_files(), False, False, True, local_user(), *given)
+            config = _reader().load(config, config_files(), False, False, True, local_user(), *arguments)
     except (asyncssh.IllegalUserName, OSError, ValueError, RuntimeError) as error:
         # What pathlib raises for a path or a pattern of Include comes as it is.
         raise SshConfigError(f"cannot read the ssh configuration: {error}") from error

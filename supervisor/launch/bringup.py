@@ -6,11 +6,10 @@ In: a link, the job's description, an authority that certifies the node. Out: a 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from remote_agent.wire import CallFailed, JobSpec, WireError
 from supervisor.errors import JobInTheWay, UsageError, why
@@ -21,6 +20,7 @@ from supervisor.ssh.sync import Tree, push_tree
 if TYPE_CHECKING:
     from supervisor.link.host_link import Link
     from supervisor.link.hub import Hub
+    from supervisor.ssh.answers import Address, EngineFacts, Identity
 
 # Deadlines in seconds. The node waits 45 s for its agent; importing torch from a cold network disk takes one or two
 # minutes; an agent that gets no coordinator ends after three.
@@ -29,7 +29,6 @@ ENGINE_DEADLINE = 150.0
 ASSIGN_DEADLINE = 30.0
 PROMOTE_DEADLINE = 30.0
 # A removed agent stays for some seconds so that its end can be read.
-REPLACE_DEADLINE = 20.0
 REPLACE_PAUSE = 0.3
 # How long connected hosts wait for one before them in the inventory to connect, and then to lock its tree.
 PASS_OVER_S = 5.0
@@ -105,21 +104,19 @@ class Material:
     spec: JobSpec
     authority: Authority | None
     """Certifies the node; None: it has a certificate that the others trust."""
-    believed: str = ""
+    trusted: str = ""
     """PEM text of the other authorities that certify nodes of the job."""
     tree: Tree | None = None
     read: Callable[[], Awaitable[Tree | None]] | None = None
     """Reads the tree if the node lacks the job's tree; raises HostError, SyncError."""
     kept: bool = False
     """A stored version of the tree is enough: groups are switched to it."""
-    replaces: bool = False
-    """A removed agent may still run for a moment: wait for its end."""
     is_new: bool = False
     """The job must not exist on the host yet."""
     begun: set[str] = field(default_factory=set)
     """Hosts on which this launch has created the job."""
     left: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """By host: what the work tree has beside the files that were sent."""
+    """By host: what the work tree contains besides the files that were sent."""
     order: TreeOrder | None = None
     """The launch's order of the hosts; None: another job may run from the same work tree."""
 
@@ -131,27 +128,21 @@ async def prepare(hub: Hub, link: Link, node: NodeLink, material: Material) -> N
         await _refuse_known(node, material)
     await _sync(hub, link, node, material)
     link.progress("start", "starting the agent")
-    request = {"spec": material.spec.to_json(), "node": name, "ca": material.believed}
+    request = {"spec": material.spec.to_json(), "node": name, "ca": material.trusted}
     if material.authority is not None:
         leaf = sign_with(material.authority.ca, material.authority.ca_key, name)
         # Its own comes first: by that others see later whether they trust it.
-        request |= {"ca": material.authority.ca + material.believed, "cert": leaf.cert, "key": leaf.key}
+        request |= {"ca": material.authority.ca + material.trusted, "cert": leaf.cert, "key": leaf.key}
     material.begun.add(name)
-    end = time.monotonic() + (REPLACE_DEADLINE if material.replaces else 0.0)
-    while True:
-        try:
-            started = await node.start_agent(request, START_DEADLINE)
-            link.learn_script(started.get("script"))
-            return
-        except CallFailed as refused:
-            if refused.kind in ("already_running", "shared_home"):
-                material.begun.discard(name)
-            if refused.kind != "already_running" or time.monotonic() > end:
-                raise
-        except asyncio.TimeoutError as late:
-            raise HostError(name, "start", f"the agent did not start within {START_DEADLINE:g} s", "") from late
-        link.progress("start", "waiting for the old agent to end")
-        await asyncio.sleep(REPLACE_PAUSE)
+    try:
+        started = await node.start_agent(request, START_DEADLINE)
+    except CallFailed as refused:
+        if refused.kind in ("already_running", "shared_home"):
+            material.begun.discard(name)
+        raise
+    except asyncio.TimeoutError as late:
+        raise HostError(name, "start", f"the agent did not start within {START_DEADLINE:g} s", "") from late
+    link.learn_script(started.get("script"))
 
 
 async def _sync(hub: Hub, link: Link, node: NodeLink, material: Material) -> None:
@@ -217,20 +208,20 @@ def _failing(link: Link, step: str = "", hint: str = "") -> Iterator[None]:
         raise HostError(link.host.name, step or link.view.step, why(error), advice) from error
 
 
-async def engine(link: Link) -> dict[str, Any]:
+async def engine(link: Link) -> EngineFacts:
     """Wait until the node's engine knows its torch; raises HostError."""
     link.progress("engine", "looking for torch")
     with _failing(link, "engine", "torch may load slowly from a cold disk: try again"):
-        facts = (await link.call("await_engine", timeout_s=ENGINE_DEADLINE)).data
+        facts: EngineFacts = (await link.call("await_engine", timeout_s=ENGINE_DEADLINE)).data
     link.learn_engine(facts)
     link.progress("ready", f"torch {facts.get('torch')}, {facts.get('nproc')} ranks")
     return facts
 
 
-async def peer_address(link: Link, spec: JobSpec) -> dict[str, Any]:
+async def peer_address(link: Link, spec: JobSpec) -> Address:
     """Return the address and port at which the other agents reach this one; raises HostError."""
     with _failing(link, "assign"):
-        identity = (await link.call("identity")).data
+        identity: Identity = (await link.call("identity")).data
     link.learn(identity)
     node = spec.node(link.host.name)
     return {"address": node.address if node is not None else link.host.address, "port": identity["peer_port"]}
@@ -240,7 +231,7 @@ async def assign(
     link: Link,
     term: int,
     coordinator: str,
-    members: dict[str, dict[str, Any]],
+    members: dict[str, Address],
     absent: dict[str, str] | None = None,
 ) -> None:
     """Send the node its coordinator, the addresses of all members, and why others are absent; raises HostError."""
@@ -288,7 +279,7 @@ async def introduce(hub: Hub, link: Link, spec: JobSpec) -> None:
         # No other agent is left, or all wait for this one: it continues from the voters' journal, once they are enough.
         await link.try_call("promote", {"force": False}, timeout_s=PROMOTE_DEADLINE)
         return
-    members: dict[str, dict[str, Any]] = {**newest.get("members", {})}
+    members: dict[str, Address] = {**newest.get("members", {})}
     members[mine] = await peer_address(link, spec)
     coordinator = str(newest["coordinator"])
     if coordinator not in members:

@@ -9,7 +9,7 @@ import asyncio
 import dataclasses
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from remote_agent.wire import FIRST_TERM, CallFailed, WireError
 from supervisor.errors import HostFailure, JobInTheWay, LaunchFailed, SupervisorError, UsageError
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from supervisor.link.hub import Hub
     from supervisor.link.view import LaunchPlan
     from supervisor.ssh import NodeLink
+    from supervisor.ssh.answers import Address
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ class Launch:
             hub.set_spec(spec)
             self._plan = dataclasses.replace(self._plan, spec=spec)
         authority = make_authority(spec.job)
-        hub.believe(fingerprints(authority.ca))
+        hub.trust(fingerprints(authority.ca))
         material = bringup.Material(
             spec,
             authority,
@@ -227,7 +228,7 @@ class Launch:
                 together(self._failures.values()),
             )
 
-    async def _notify(self, hub: Hub, name: str, coordinator: str, members: dict[str, dict[str, Any]]) -> None:
+    async def _notify(self, hub: Hub, name: str, coordinator: str, members: dict[str, Address]) -> None:
         try:
             absent = {name: f"{failure.step}: {failure.reason}" for name, failure in self._failures.items()}
             await bringup.assign(hub.links[name], FIRST_TERM, coordinator, members, absent)

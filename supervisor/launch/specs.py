@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 # Crockford's base 32: without i, l, o, u, which are easily misread.
 LETTERS = "0123456789abcdefghjkmnpqrstvwxyz"
 LONGEST_STEM = 40
+# Fields of the description that are made from more than one value.
+MADE = {
+    "job", "script", "nodes", "tree", "workdir", "env", "min_nodes", "max_nodes", "hooks", "rendezvous", "created_ns",
+}  # fmt: skip
 # How many files an error names if a tree differs.
 SHOWN = 3
 
@@ -65,7 +69,7 @@ class UpOptions:
     settle_timeout: float | None = None
     standby: str | None = None
     keep_warm: float | None = None
-    snapshots: tuple[str, ...] = ()
+    snapshots: tuple[str, ...] | None = None
 
 
 def make_plan(inventory: Inventory, options: UpOptions, cwd: Path) -> LaunchPlan:
@@ -81,14 +85,11 @@ def make_plan(inventory: Inventory, options: UpOptions, cwd: Path) -> LaunchPlan
     hosts, min_nodes, max_nodes = choose_hosts(inventory, options.nnodes, strangers=strangers)
     job = check_job(options.job) if options.job is not None else make_job_name(script)
     nproc = check_nproc(options.nproc_per_node, "--nproc-per-node") if options.nproc_per_node is not None else None
-    restarts = defaults.max_restarts if options.max_restarts is None else options.max_restarts
-    if restarts < 0:
-        raise UsageError(f"--max-restarts {restarts}: must be 0 or more")
+    if options.max_restarts is not None and options.max_restarts < 0:
+        raise UsageError(f"--max-restarts {options.max_restarts}: must be 0 or more")
     spec = JobSpec(
         job=job,
         script=script,
-        args=options.args,
-        kind=options.kind,
         nodes=tuple(node_spec(_at(host, options, inventory), nproc) for host in hosts),
         # What a script writes stays in its tree: another script, or a job with a name of its own, does not find it.
         tree=tree_name(defaults.workdir, f"script {script}" if options.job is None else f"job {job}")
@@ -98,32 +99,22 @@ def make_plan(inventory: Inventory, options: UpOptions, cwd: Path) -> LaunchPlan
         env={**defaults.env, **options.env},
         min_nodes=min_nodes,
         max_nodes=max_nodes,
-        max_restarts=restarts,
-        stop_grace=defaults.stop_grace if options.stop_grace is None else options.stop_grace,
         hooks=inventory.hooks,
-        join_timeout=JobSpec.join_timeout if options.join_timeout is None else options.join_timeout,
-        settle_timeout=JobSpec.settle_timeout if options.settle_timeout is None else options.settle_timeout,
-        role=options.role,
-        log_dir=options.log_dir,
-        numa_binding=options.numa_binding,
-        signals_to_handle=options.signals_to_handle,
-        virtual_local_rank=options.virtual_local_rank,
         rendezvous=make_rendezvous(options, job, len(hosts)),
-        standby=defaults.standby if options.standby is None else options.standby,
-        keep_warm=defaults.keep_warm if options.keep_warm is None else options.keep_warm,
         created_ns=time.time_ns(),
+        **_settings(defaults, options),
     )
-    spec = dataclasses.replace(spec, **passed_on(defaults))
-    if options.snapshots:
-        spec = dataclasses.replace(spec, snapshots=options.snapshots)
     return LaunchPlan(spec, tuple(host.name for host in hosts), shares_tree=options.force)
 
 
-def passed_on(defaults: JobDefaults) -> dict[str, Any]:
-    """Return the keys of the [job] table that no option changes: the agents get them as they are."""
-    changed = {"workdir", "env", "min_nodes", "max_nodes", "max_restarts", "stop_grace", "standby", "keep_warm"}
-    wanted = {one.name for one in dataclasses.fields(JobSpec)} - changed
-    return {one.name: getattr(defaults, one.name) for one in dataclasses.fields(defaults) if one.name in wanted}
+def _settings(*sources: JobDefaults | UpOptions) -> dict[str, Any]:
+    """Return the fields of the description that its sources have under the same name; the last one decides."""
+    names = {one.name for one in dataclasses.fields(JobSpec)} - MADE
+    settings: dict[str, Any] = {}
+    for source in sources:
+        values = {name: getattr(source, name, None) for name in names}
+        settings.update({name: value for name, value in values.items() if value is not None})
+    return settings
 
 
 def make_rendezvous(options: UpOptions, job: str, hosts: int) -> Rendezvous | None:
@@ -294,14 +285,14 @@ def locate_script(options: UpOptions, workdir: Path, cwd: Path, *, syncs: bool, 
     if options.kind == "module" or (options.kind == "binary" and "/" not in script):
         return script
     if local:
-        _check_there(cwd / script, script, f"in {cwd}")
+        _check_exists(cwd / script, script, f"in {cwd}")
         return script
     if not syncs and not os.path.isdir(workdir):
         # The tree is only on the nodes.
         return script
     place = next((path for path in (cwd / script, workdir / script) if os.path.exists(path)), workdir / script)
     looked = f"in {cwd}" if cwd == workdir else f"in {cwd} or in the workdir {workdir}"
-    _check_there(place, script, looked)
+    _check_exists(place, script, looked)
     inside = _inside(place, workdir)
     if inside is not None:
         # A program without a slash would be searched for in PATH.
@@ -314,7 +305,7 @@ def locate_script(options: UpOptions, workdir: Path, cwd: Path, *, syncs: bool, 
     return str(place)
 
 
-def _check_there(path: Path, script: str, looked: str) -> None:
+def _check_exists(path: Path, script: str, looked: str) -> None:
     if os.path.isdir(path) and not os.path.exists(path / "__main__.py"):
         raise UsageError(f"script {script} is a directory")
     if not os.path.exists(path):

@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iter
 from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from remote_agent.wire import Answer, CallFailed, ChannelClosed, WireError
+from remote_agent.wire import Answer, Args, CallFailed, ChannelClosed, WireError
 from supervisor.errors import why
 from supervisor.link.tasks import each, wait_event
 from supervisor.link.view import HostView
@@ -23,6 +23,7 @@ from supervisor.ssh import AgentFile, HostError, MalformedAnswer, NodeLink, conn
 
 if TYPE_CHECKING:
     from supervisor.inventory import Host
+    from supervisor.ssh.answers import EngineFacts, Identity, ListedJob
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +108,7 @@ class Link:
         self.active = active
         """False: a host of the inventory outside the job; `bring_up` and `activate` connect it."""
         self.view = HostView(host.name)
-        self.jobs: list[dict[str, Any]] | None = None
+        self.jobs: list[ListedJob] | None = None
         """The host's answer to `jobs`, if no job has been chosen yet."""
         self.tried = not active
         """At least one attempt to open the job has ended, with success or an error."""
@@ -130,6 +131,8 @@ class Link:
         self._wake = asyncio.Event()
         self._again = False
         self._delay = FIRST_DELAY
+        self._attempts = self._failed_attempt = 0
+        """Connections that were begun, and the number of the one that the shown error is of."""
         self._began_at: float | None = None
         self._owed = 0
         self._checked: NodeLink | None = None
@@ -144,9 +147,7 @@ class Link:
             return False
         return self._began_at is None or time.monotonic() - self._began_at < FIRST_ANSWER
 
-    async def call(
-        self, op: str, args: dict[str, Any] | None = None, body: bytes = b"", *, timeout_s: float = 30.0
-    ) -> Answer:
+    async def call(self, op: str, args: Args | None = None, body: bytes = b"", *, timeout_s: float = 30.0) -> Answer:
         """Ask the job on this host; raises CallFailed, WireError, asyncio.TimeoutError.
 
         The connection is lost, with ChannelClosed, as soon as the host is found to be silent.
@@ -160,7 +161,7 @@ class Link:
             self.check()
             raise
 
-    async def try_call(self, op: str, args: dict[str, Any] | None = None, *, timeout_s: float) -> dict[str, Any] | None:
+    async def try_call(self, op: str, args: Args | None = None, *, timeout_s: float) -> Any:
         """Ask the job on this host; returns None if it refuses or cannot be reached."""
         try:
             return (await self.call(op, args, timeout_s=timeout_s)).data
@@ -168,7 +169,7 @@ class Link:
             log.info("%s on %s: %s", op, self.view.name, error)
             return None
 
-    async def stream(self, op: str, args: dict[str, Any] | None = None) -> AsyncGenerator[Answer, None]:
+    async def stream(self, op: str, args: Args | None = None) -> AsyncGenerator[Answer, None]:
         """Ask the job on this host for a stream that may rest; raises CallFailed, WireError."""
         async with aclosing(self.node.channel.stream(op, args)) as items:
             try:
@@ -178,7 +179,7 @@ class Link:
                 raise self._judge(op, failed) from None
 
     async def whole_stream(
-        self, op: str, args: dict[str, Any] | None = None, *, timeout_s: float
+        self, op: str, args: Args | None = None, *, timeout_s: float
     ) -> AsyncGenerator[Answer, None]:
         """Yield all items of a stream that has an end; raises CallFailed, WireError, asyncio.TimeoutError.
 
@@ -207,7 +208,7 @@ class Link:
             self._owed -= 1
 
     def check(self) -> None:
-        """Ask the host whether it is there, again and again while it owes an answer; lose it once it is silent."""
+        """Probe the host repeatedly while it owes an answer; drop the connection once it is silent."""
         if self.opened and self._node is not None and self._checked is not self._node:
             self._checked = self._node
             self._owner.own(self._check(self._node), f"check {self.view.name}")
@@ -269,17 +270,24 @@ class Link:
 
     async def bring_up(self, prepare: Prepare) -> None:
         """Run `prepare`, then wait until the job is open; raises HostError, CallFailed, WireError."""
-        self.view.error = None
         await self.carry_out(prepare)
         await self.until_open()
 
     async def until_open(self) -> None:
-        """Wait until the job is open; raises HostError."""
+        """Wait until the job is open; raises HostError.
+
+        The end of a connection that is there already is no error yet: it may end with the agent that a new one
+        replaces, and is followed by another connection.
+        """
+        before = self._attempts
+        end = time.monotonic() + CONNECT_DEADLINE + OPEN_DEADLINE
         while not self.opened:
-            if self.view.error is not None:
+            if self.view.error is not None and self._failed_attempt > before:
                 raise HostError(self.host.name, self.view.step, self.view.error, self.view.hint)
             if self.missing:
                 raise HostError(self.host.name, "open", self.view.text, "")
+            if time.monotonic() > end:
+                raise HostError(self.host.name, self.view.step, "the host does not open the job", "")
             await self._owner.wait_change(0.1)
 
     async def carry_out(self, prepare: Prepare) -> None:
@@ -320,16 +328,16 @@ class Link:
     def fail(self, step: str, reason: str, hint: str = "") -> None:
         """Show that the host cannot take part, and why."""
         self._set("failed", step, reason)
-        self.view.error, self.view.hint = reason, hint
+        self._note_error(reason, hint)
         self._owner.touch()
 
-    def learn(self, identity: dict[str, Any]) -> None:
+    def learn(self, identity: Identity) -> None:
         """Update the identity from a newer answer, or from the same keys of a status document."""
         self.view.identity = {**self.view.identity, **identity}
         if "live" in identity:
             self.view.live = bool(identity["live"])
 
-    def learn_engine(self, facts: dict[str, Any]) -> None:
+    def learn_engine(self, facts: EngineFacts) -> None:
         """Set the engine's facts: torch's version, the number of ranks."""
         self.view.engine = facts
 
@@ -396,6 +404,7 @@ class Link:
             self._again = False
 
     async def _connect(self) -> NodeLink | None:
+        self._attempts += 1
         try:
             node = await connect(
                 self.host, agent=self._owner.agent, progress=self.progress, deadline_s=CONNECT_DEADLINE
@@ -423,7 +432,7 @@ class Link:
                     self._work, self._again = work, True
                     return
                 self.missing = self.held = False
-                self._working = True
+                self._working, self.view.error = True, None
                 await work.run(node)
             if not self.opened and not self.held:
                 await self._open(node)
@@ -479,8 +488,12 @@ class Link:
 
     def _down(self, step: str, reason: str, hint: str = "") -> None:
         self.opened, self.tried = False, True
-        self.view.error, self.view.hint = reason, hint
+        self._note_error(reason, hint)
         self._set("lost" if self.opened_at else "failed", step, reason)
+
+    def _note_error(self, reason: str, hint: str) -> None:
+        self.view.error, self.view.hint = reason, hint
+        self._failed_attempt = self._attempts
 
     async def _pause(self) -> None:
         """Wait before the next attempt: longer each time, with jitter; a wake-up ends the wait."""

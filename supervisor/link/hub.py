@@ -17,7 +17,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from remote_agent.diagnose.incidents import incidents_after, incidents_in
-from remote_agent.wire import CallFailed, WireError
+from remote_agent.wire import Args, CallFailed, WireError
 from supervisor import known
 from supervisor.errors import HostFailure, RequestFailed, SupervisorError, Unreachable, why
 from supervisor.link.host_link import FIRST_ANSWER, Link
@@ -27,13 +27,14 @@ from supervisor.ssh import AgentFile
 
 if TYPE_CHECKING:
     from remote_agent.wire import JobSpec
-    from remote_agent.wire.events import JournalEvent
+    from remote_agent.wire.documents import IncidentDocument, JournalEvent, Status
     from supervisor.inventory import Inventory
+    from supervisor.ssh.answers import Identity
 
 log = logging.getLogger(__name__)
 
 # How long to wait for the first news of a job, seconds.
-HEARD_DEADLINE = 10.0
+CURRENT_DEADLINE = 10.0
 # How long an agent may take for the next record of its journal, seconds.
 RECORD_DEADLINE = 30.0
 # How long an agent may take to say who it is, seconds.
@@ -92,11 +93,11 @@ class Hub:
             host.name: Link(host, self, active=host.name in wanted, held=self.launching and host.name in wanted)
             for host in inventory.hosts
         }
-        self.status: dict[str, Any] = {}
+        self.status: Status = {}
         """The newest status document, or {}."""
         self.events: list[JournalEvent] = []
         """The journal from its first event, in order of `seq`, without gaps."""
-        self.incidents: list[dict[str, Any]] = []
+        self.incidents: list[IncidentDocument] = []
         """All incidents, oldest first, each as it stands after the last event."""
         self.notices: list[Notice] = []
         """What this supervisor itself did or noticed."""
@@ -178,11 +179,11 @@ class Hub:
         await self.wait_until(lambda: not any(link.is_awaited for link in links), timeout_s)
         return [link.view for link in links if not link.opened and not link.missing]
 
-    async def heard(self) -> None:
-        """Wait until the status and the journal so far are known, at most HEARD_DEADLINE."""
-        await self.wait_until(self._has_heard, HEARD_DEADLINE)
+    async def until_current(self) -> None:
+        """Wait until the status and the journal so far are known, at most CURRENT_DEADLINE."""
+        await self.wait_until(self._is_current, CURRENT_DEADLINE)
 
-    def _has_heard(self) -> bool:
+    def _is_current(self) -> bool:
         known = int(self.events[-1]["seq"]) if self.events else 0
         # After the end the journal still records operators who attach and detach.
         over = self.launching or self.ended
@@ -242,7 +243,7 @@ class Hub:
         """Set the job's description."""
         self.spec = spec
 
-    def believe(self, authorities: Mapping[str, str]) -> None:
+    def trust(self, authorities: Mapping[str, str]) -> None:
         """Note authorities that the nodes should trust, as PEM text by fingerprint."""
         self.authorities.update(authorities)
 
@@ -251,7 +252,7 @@ class Hub:
         self.failure = error
         self.touch()
 
-    def set_status(self, status: dict[str, Any]) -> None:
+    def set_status(self, status: Status) -> None:
         """Set the status document, and connect to hosts that have joined the job."""
         if any(status.get(key) != self.status.get(key) for key in ("state", "world_size")):
             known.note(self.inventory, [status])
@@ -294,7 +295,7 @@ class Hub:
 
     # --- requests to agents
 
-    async def call(self, op: str, args: dict[str, Any] | None = None, timeout_s: float = 30.0) -> dict[str, Any]:
+    async def call(self, op: str, args: Args | None = None, timeout_s: float = 30.0) -> Any:
         """Send a request that changes nothing to the best agent, or to the next one when a link breaks.
 
         Raises Unreachable, RequestFailed.
@@ -338,12 +339,12 @@ class Hub:
                 for other in links[1:]:
                     other.check()
 
-    async def identities(self) -> dict[str, dict[str, Any]]:
+    async def identities(self) -> dict[str, Identity]:
         """Ask every live agent in reach for its identity; returns the answers by host, in inventory order."""
         links = [link for link in self.links.values() if link.opened and link.view.live]
 
-        async def ask(link: Link) -> dict[str, Any] | None:
-            answer = await link.try_call("identity", timeout_s=IDENTITY_DEADLINE)
+        async def ask(link: Link) -> Identity | None:
+            answer: Identity | None = await link.try_call("identity", timeout_s=IDENTITY_DEADLINE)
             link.learn(answer or {})
             return answer
 

@@ -14,15 +14,17 @@ from remote_agent.wire.events import ENDED_STATES
 from supervisor.errors import RequestFailed, SupervisorError, Unreachable, UsageError
 
 if TYPE_CHECKING:
+    from remote_agent.wire.documents import Json
     from supervisor.link.hub import Hub
+    from supervisor.ssh.answers import ListedJob
 
 # How long to wait for further hosts once one has answered, seconds.
 GRACE = 2.0
 
 
-def group_jobs(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+def group_jobs(answers: Mapping[str, Sequence[ListedJob]]) -> list[Json]:
     """Return one row per job, newest first: the state on the host that knows most, all hosts, whether it is live."""
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[str, Json] = {}
     for host, jobs in answers.items():
         for entry in jobs:
             row = rows.get(entry["job"])
@@ -46,7 +48,7 @@ def _age(entry: Mapping[str, Any]) -> tuple[int, bool, int]:
     return entry.get("generation") or 0, entry.get("state") in ENDED_STATES, entry.get("updated_ns") or 0
 
 
-def choose_job(answers: Mapping[str, Sequence[Mapping[str, Any]]], *, live_only: bool) -> str:
+def choose_job(answers: Mapping[str, Sequence[ListedJob]], *, live_only: bool) -> str:
     """Return the one live job, else the newest.
 
     `live_only`: raises UsageError where several are live, RequestFailed where all are over. Unreachable: none is known.

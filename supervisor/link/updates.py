@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from remote_agent.wire import Answer, CallFailed, WireError
 from remote_agent.wire.events import ENDED_EVENTS, ENDED_STATES
@@ -18,6 +18,7 @@ from supervisor.link.tasks import cancel_all
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    from remote_agent.wire.documents import Status
     from supervisor.link.host_link import Link
     from supervisor.link.hub import Hub
 
@@ -73,7 +74,7 @@ class Updates:
     async def _follow(self, link: Link) -> None:
         watch = asyncio.ensure_future(self._watch(link))
         events = asyncio.ensure_future(self._events(link))
-        looking = asyncio.ensure_future(self._look_around())
+        looking = asyncio.ensure_future(self._ask_for_coordinator())
         try:
             await asyncio.wait((watch, events), return_when=asyncio.FIRST_COMPLETED)
             if not self._hub.ended and (self._hub.state in ENDED_STATES or not watch.done()):
@@ -86,8 +87,8 @@ class Updates:
             if error is not None:
                 raise error
 
-    async def _look_around(self) -> None:
-        """While nodes are lost, ask all agents who coordinates: those may have another coordinator, and a group."""
+    async def _ask_for_coordinator(self) -> None:
+        """While nodes are lost, ask all agents who coordinates: they may have another coordinator and a group."""
         while True:
             await asyncio.sleep(SILENCE)
             if any(node["state"] == "lost" for node in self._hub.status.get("nodes", ())):
@@ -101,8 +102,9 @@ class Updates:
                 answer = await self._next(link, stream)
                 if answer is None:
                     return
-                status = answer.data["status"]
-                link.learn({key: status[key] for key in NEWS if key in status})
+                status: Status = answer.data["status"]
+                news: Any = {key: value for key, value in status.items() if key in NEWS}
+                link.learn(news)
                 hub.set_status(status)
                 if self._is_second_best(link):
                     return
@@ -124,7 +126,7 @@ class Updates:
                 await asyncio.wait((item,), timeout=SILENCE)
                 if item.done():
                     return await item
-                await self._ask_whether_there(link)
+                await self._probe(link)
                 self._hub.confirm_status()
                 if self._is_second_best(link):
                     return None
@@ -132,7 +134,7 @@ class Updates:
             if not item.done():
                 await cancel_all((item,))
 
-    async def _ask_whether_there(self, link: Link) -> None:
+    async def _probe(self, link: Link) -> None:
         """Return when this agent has answered; raises TimeoutError when it does not.
 
         All agents are asked at the same time, and the connections to all silent ones are opened again: otherwise
@@ -188,6 +190,12 @@ class Updates:
 
     async def _finish(self, link: Link) -> None:
         hub = self._hub
+        # Hosts that were out of reach at the end may have continued: the best source knows.
+        await hub.settle()
+        best = hub.opened_links()[0] if self._is_second_best(link) else link
         with contextlib.suppress(CallFailed, WireError, asyncio.TimeoutError):
-            hub.set_status((await link.call("status")).data)
+            status = (await best.call("status")).data
+            if best is not link and status["state"] not in ENDED_STATES:
+                return
+            hub.set_status(status)
         hub.set_ended()

@@ -8,12 +8,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from remote_agent.wire.events import EventType, JournalEvent
+from remote_agent.wire.events import EventType
+from supervisor.ssh.answers import EngineFacts, Hello, Identity
 
 if TYPE_CHECKING:
     from remote_agent.wire import JobSpec
+    from remote_agent.wire.documents import JournalEvent
 
 
 @dataclass
@@ -33,11 +35,11 @@ class HostView:
     """How to correct `error`."""
     live: bool | None = None
     """True: an agent answers; False: only files answer; None: unknown, or the job was never there."""
-    identity: dict[str, Any] = field(default_factory=dict)
+    identity: Identity = field(default_factory=Identity)
     """The agent's last answer to `identity`."""
-    hello: dict[str, Any] = field(default_factory=dict)
+    hello: Hello = field(default_factory=Hello)
     """The host's answer to `hello`: python, cpu_count, disk_free …, and `clock_offset_ms` with `clock_error_ms`."""
-    engine: dict[str, Any] = field(default_factory=dict)
+    engine: EngineFacts = field(default_factory=EngineFacts)
     """Facts of the engine, if this supervisor brought the host up."""
     script: str | None = None
     """The hash of the script on the host, if this supervisor brought the host up without syncing."""

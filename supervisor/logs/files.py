@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from remote_agent.wire import Answer, CallFailed, WireError
+from remote_agent.wire import Answer, Args, CallFailed, WireError
 from supervisor.errors import RequestFailed, Unreachable, why
 
 if TYPE_CHECKING:
     from supervisor.link.host_link import Link
     from supervisor.link.hub import Hub
     from supervisor.logs.rows import LogLine
+    from supervisor.ssh.answers import LogFileEntry
 
 READ_SIZE = 1024 * 1024
 # How long a node may take to answer where it may have to read a file to its end first, seconds.
@@ -37,7 +38,7 @@ def sources(session: Hub, nodes: list[str] | None) -> list[Link]:
     return links
 
 
-async def ask(session: Hub, node: str, op: str, args: dict[str, Any], timeout_s: float = 30.0) -> Answer:
+async def ask(session: Hub, node: str, op: str, args: Args, timeout_s: float = 30.0) -> Answer:
     """Send one request to one node; raises Unreachable, RequestFailed."""
     link = session.links.get(node)
     if link is None:
@@ -69,15 +70,16 @@ def leave_out(session: Hub, failed: Mapping[str, Failure], count: int) -> None:
         session.leave_out(name, error.message.removeprefix(f"{name}: "))
 
 
-async def files(session: Hub, nodes: list[str] | None = None) -> list[dict[str, Any]]:
+async def files(session: Hub, nodes: list[str] | None = None) -> list[LogFileEntry]:
     """Return every log file on the nodes that answer, with `node` added, in order of generation and rank.
 
-    Raises Unreachable, RequestFailed if none answers.
+    A copy of a lost node's file counts only while that node does not answer. Raises Unreachable, RequestFailed if none
+    answers.
     """
     links = sources(session, nodes)
     failed: dict[str, Failure] = {}
 
-    async def one(name: str) -> list[dict[str, Any]]:
+    async def one(name: str) -> list[LogFileEntry]:
         try:
             answer = await ask(session, name, "log_list", {})
         except (Unreachable, RequestFailed) as error:
@@ -85,13 +87,18 @@ async def files(session: Hub, nodes: list[str] | None = None) -> list[dict[str, 
                 raise
             failed[name] = error
             return []
-        return [{**entry, "node": name} for entry in answer.data["files"]]
+        listed: list[LogFileEntry] = answer.data["files"]
+        return [{**entry, "node": name} for entry in listed]
 
-    found = await asyncio.gather(*(one(link.view.name) for link in links))
+    answers = await asyncio.gather(*(one(link.view.name) for link in links))
     leave_out(session, failed, len(links))
-    return sorted(
-        (entry for part in found for entry in part), key=lambda file: (file["generation"], file["rank"], file["stream"])
-    )
+    entries = [entry for part in answers for entry in part]
+    originals = {_key(entry) for entry in entries if not entry.get("copy")}
+    return sorted((entry for entry in entries if not entry.get("copy") or _key(entry) not in originals), key=_key)
+
+
+def _key(file: LogFileEntry) -> tuple[int, int, str]:
+    return file["generation"], file["rank"], file["stream"]
 
 
 def lost(session: Hub, nodes: list[str] | None) -> list[str]:
@@ -101,12 +108,12 @@ def lost(session: Hub, nodes: list[str] | None) -> list[str]:
     return [name for name in absent if nodes is None or name in nodes]
 
 
-def newest(found: list[dict[str, Any]]) -> int:
+def newest(files: list[LogFileEntry]) -> int:
     """Return the newest generation with files on any node: a node that was removed has only older ones."""
-    return max((int(file["generation"]) for file in found), default=0)
+    return max((int(file["generation"]) for file in files), default=0)
 
 
-Asking = Callable[[str, str, dict[str, Any]], Awaitable[Answer]]
+Asking = Callable[[str, str, "Args"], Awaitable[Answer]]
 """A log request to a node: its name, the request, its arguments."""
 
 
@@ -126,13 +133,13 @@ async def read_rest(asking: Asking, row: LogLine) -> AsyncGenerator[bytes, None]
 
 
 async def read_raw(
-    session: Hub, file: dict[str, Any], note_dropped: Callable[[int], None], *, follow: bool = False
+    session: Hub, file: LogFileEntry, note_dropped: Callable[[int], None], *, follow: bool = False
 ) -> AsyncGenerator[bytes, None]:
     """Yield the bytes of one file; `follow`: until the job is over.
 
     `note_dropped` is called with the number of bytes that were dropped from the node's disk.
     """
-    place = {key: file[key] for key in ("generation", "rank", "stream")}
+    place = {"generation": file["generation"], "rank": file["rank"], "stream": file["stream"]}
     offset = 0
     while True:
         over = session.ended

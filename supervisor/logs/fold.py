@@ -114,7 +114,7 @@ class Fold(Generic[R]):
         self.records.append(rows)
 
     @property
-    def shown(self) -> list[R]:
+    def first_rows(self) -> list[R]:
         """The rows of the first rank, which are shown for all."""
         return self.records[0]
 

@@ -16,11 +16,11 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from remote_agent.wire import Answer, CallFailed, WireError
+from remote_agent.wire import Answer, Args, CallFailed, WireError
 from remote_agent.wire.events import ENDED_STATES
 from supervisor.errors import RequestFailed, Unreachable, why
 from supervisor.link.tasks import cancel_all
-from supervisor.logs.files import READ_DEADLINE, Failure, is_own, leave_out, sources
+from supervisor.logs.files import READ_DEADLINE, Failure, files, is_own, leave_out, sources
 from supervisor.logs.merge import RankStream
 from supervisor.logs.rows import Clocks, LogLine
 
@@ -61,7 +61,7 @@ class _NodeReader:
     """Reads one stream of log answers from one node, and resumes it after a lost link."""
 
     def __init__(
-        self, hub: Hub, link: Link, op: str, args: dict[str, Any], positions: Positions, queue: asyncio.Queue[_Item]
+        self, hub: Hub, link: Link, op: str, args: Args, positions: Positions, queue: asyncio.Queue[_Item]
     ) -> None:
         self._hub = hub
         self._link = link
@@ -178,17 +178,17 @@ _Item = tuple[str, Answer] | None
 def _positions(answer: Answer) -> Positions:
     """Return the positions that a reader has reached with an answer."""
     data = answer.data
-    found: Positions = {}
+    positions: Positions = {}
     if "offset" in data:
-        found[_file(data)] = int(data.get("dropped") or 0) or int(data["offset"]) + len(answer.body)
+        positions[_file(data)] = int(data.get("dropped") or 0) or int(data["offset"]) + len(answer.body)
     for row in data.get("rows") or ():
-        found[_file(row)] = int(row["line"]) + 1
+        positions[_file(row)] = int(row["line"]) + 1
     for generation, rank, stream, at in data.get("after") or ():
-        found[int(generation), int(rank), str(stream)] = int(at)
-    return found
+        positions[int(generation), int(rank), str(stream)] = int(at)
+    return positions
 
 
-def _file(entry: dict[str, Any]) -> RankStream:
+def _file(entry: Mapping[str, Any]) -> RankStream:
     return (int(entry["generation"]), int(entry["rank"]), str(entry["stream"]))
 
 
@@ -246,10 +246,22 @@ async def follow(
     def make(link: Link, queue: asyncio.Queue[_Item]) -> _NodeReader:
         return _NodeReader(hub, link, "log_follow", {**selection.args(), "start": start, "first": first}, {}, queue)
 
+    owners = await _owners(hub, selection)
     async with aclosing(_read_nodes(hub, selection, make)) as items:
         async for node, answer in items:
             data = answer.data
-            yield Chunk(node, *_file(data), int(data["offset"]), int(data.get("t_ns") or 0), answer.body)
+            if owners.get(_file(data), node) == node:
+                yield Chunk(node, *_file(data), int(data["offset"]), int(data.get("t_ns") or 0), answer.body)
+
+
+async def _owners(hub: Hub, selection: Selection) -> dict[RankStream, str]:
+    """Return the node of each file, once the job is over: a copy of it elsewhere is then no longer removed."""
+    if not (hub.ended or hub.state in ENDED_STATES):
+        return {}
+    with contextlib.suppress(Unreachable, RequestFailed):
+        found = await files(hub, selection.nodes)
+        return {_file(entry): entry["node"] for entry in found if not entry.get("copy")}
+    return {}
 
 
 class RowReader:
@@ -280,12 +292,12 @@ class RowReader:
         self._clocks = clocks or Clocks(hub)
         self._positions: dict[str, Positions] = {}
 
-    async def there(self, first: int | None = None, *, whole: bool = False) -> AsyncGenerator[LogLine, None]:
+    async def existing(self, first: int | None = None, *, whole: bool = False) -> AsyncGenerator[LogLine, None]:
         """Yield the rows that are there, by time; raises Unreachable, RequestFailed if no node gives them.
 
         A node that fails is left out from there on.
         `first`: the first generation wanted where the selection names none. `whole`: lines and records that are still
-        being written are left to `coming`.
+        being written are left to `new`.
         """
         links = sources(self._hub, self._selection.nodes)
         streams = [self._of_node(link, first, whole=whole) for link in links]
@@ -335,12 +347,12 @@ class RowReader:
         except CallFailed as refused:
             raise RequestFailed(refused.message, refused.hint, refused.kind) from refused
         except (WireError, asyncio.TimeoutError) as broken:
-            # `coming` resumes where a lost link left off; a host whose answer nobody can read ends no other's log.
+            # `new` resumes where a lost link left off; a host whose answer nobody can read ends no other's log.
             if not whole and not link.is_malformed:
                 raise Unreachable(f"{name}: {why(broken)}") from broken
 
-    async def coming(self, first: int | None = None) -> AsyncGenerator[list[LogLine], None]:
-        """Yield the rows that come after those of `there`, until the job is over and all is read.
+    async def new(self, first: int | None = None) -> AsyncGenerator[list[LogLine], None]:
+        """Yield the rows that come after those of `existing`, until the job is over and all is read.
 
         Raises RequestFailed. The hub must be kept up to date.
         """

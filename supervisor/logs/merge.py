@@ -94,7 +94,7 @@ def ends_of(parts: Mapping[str, Part | Failure]) -> dict[str, Ends]:
     return {name: part.ends for name, part in parts.items() if isinstance(part, Part) and part.ends is not None}
 
 
-def forth(parts: list[Part], count: int, after_ns: int) -> Joined:
+def rows_from(parts: list[Part], count: int, after_ns: int) -> Joined:
     """Return about the first `count` rows from a time on, and all rows of the parts before that time."""
     edge_ns = min((part.until_ns for part in parts if part.more and part.until_ns is not None), default=None)
     whole = [row for row in _by_time(parts) if edge_ns is None or row.t_ns < edge_ns]
@@ -107,7 +107,7 @@ def forth(parts: list[Part], count: int, after_ns: int) -> Joined:
     return whole, edge_ns is not None, after_ns, _newest(parts)
 
 
-def back(parts: list[Part], count: int) -> Joined:
+def rows_before(parts: list[Part], count: int) -> Joined:
     """Return about the last `count` rows."""
     edge_ns = max((part.since_ns for part in parts if part.more), default=0)
     whole = [row for row in _by_time(parts) if row.t_ns >= edge_ns]
@@ -171,7 +171,9 @@ async def merged(
     if patience_s is None or len(failed) == len(answers):
         leave_out(session, failed, len(answers))
     parts = [answer for answer in answers.values() if isinstance(answer, Part)]
-    rows, more, since_ns, until_ns = forth(parts, count, after_ns) if after_ns is not None else back(parts, count)
+    rows, more, since_ns, until_ns = (
+        rows_from(parts, count, after_ns) if after_ns is not None else rows_before(parts, count)
+    )
     absent = sorted([*failed, *lost(session, selection.nodes)])
     sums = (sum(part.apart for part in parts), since_ns, until_ns, sum(part.counted for part in parts))
     beyond = sum(part.before for part in parts), sum(part.behind for part in parts)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from remote_agent.wire import Answer
+    from remote_agent.wire.documents import Status
     from supervisor.link.hub import Hub
 
 # Times on two sets of clocks are the same within this, milliseconds.
@@ -40,7 +41,7 @@ class HasStatus(Protocol):
     """A session, or a recording that is replayed."""
 
     @property
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Status:
         """The newest status document, or {}."""
 
 
@@ -77,13 +78,13 @@ class Clocks:
 
     def rows(self, node: str, answer: Answer) -> list[LogLine]:
         """Return the rows of a log_merged or log_search answer, with their texts."""
-        found = answer.data.get("rows")
-        if not found:
+        entries = answer.data.get("rows")
+        if not entries:
             return []
         texts = answer.body.split(b"\n")
         return [
             self.row(node, row["generation"], row["rank"], row["stream"], row, text)
-            for row, text in zip(found, texts, strict=True)
+            for row, text in zip(entries, texts, strict=True)
         ]
 
     def row(self, node: str, generation: int, rank: int, stream: str, row: dict[str, Any], text: bytes) -> LogLine:
@@ -94,13 +95,13 @@ class Clocks:
         return LogLine(node, generation, rank, stream, line, offset, t_ns, row.get("level"), text, *more)
 
 
-def clock_error_ms(status: dict[str, Any], names: list[str] | None) -> float | None:
+def clock_error_ms(status: Status, names: list[str] | None) -> float | None:
     """Return the error in the order of lines of different nodes, in ms; None: one node, or unknown.
 
     The errors of two clocks add.
     """
     nodes = [node for node in status.get("nodes", ()) if names is None or node["name"] in names]
-    errors = sorted(float(node["clock_error_ms"]) for node in nodes if node.get("clock_error_ms") is not None)
+    errors = sorted(error for node in nodes if (error := node.get("clock_error_ms")) is not None)
     return sum(errors[-2:]) if len(errors) > 1 else None
 
 

@@ -10,9 +10,9 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from remote_agent.wire import Answer, CallFailed, WireError
+from remote_agent.wire import Answer, Args, CallFailed, WireError
 from supervisor.errors import RequestFailed, Unreachable, why
 from supervisor.link.tasks import cancel_all
 from supervisor.logs.files import Failure, files, is_own, lost, newest, sources
@@ -30,7 +30,7 @@ SILENCE = 90.0
 
 @dataclass(frozen=True)
 class _Notes:
-    """The callbacks for what answers contain notess rows."""
+    """The callbacks for what answers contain besides rows."""
 
     clocks: Clocks
     absent: Callable[[], list[str]]
@@ -108,7 +108,7 @@ async def search(
             yield row
 
 
-async def _of_node(link: Link, args: dict[str, Any], notes: _Notes) -> AsyncGenerator[list[LogLine], None]:
+async def _of_node(link: Link, args: Args, notes: _Notes) -> AsyncGenerator[list[LogLine], None]:
     """Yield the hits of one node; raises RequestFailed, and Unreachable also when the node is silent too long."""
     name = link.view.name
     try:

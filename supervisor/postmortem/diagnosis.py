@@ -15,17 +15,19 @@ from typing import TYPE_CHECKING
 from remote_agent.diagnose.evidence import JobContext, RankEvidence
 from remote_agent.diagnose.last_words import OTHER_FILE, is_progress
 from remote_agent.diagnose.nccl import NcclText
-from remote_agent.diagnose.tracebacks import find_traces, read_error_document
+from remote_agent.diagnose.signatures.launcher import KILLS_ITSELF
+from remote_agent.diagnose.tracebacks import HEAD, find_traces, read_error_document
 from remote_agent.diagnose.verdict import verdict
 from supervisor.postmortem.files import LeaveOut, RunFile, find
 from supervisor.postmortem.flights import FlightRecords
-from supervisor.postmortem.journal import Generation, Json, RankRecord, read_journal
+from supervisor.postmortem.journal import Generation, RankRecord, read_journal
 from supervisor.postmortem.lines import FileLine, time_of_line
 from supervisor.postmortem.ranks import of_one_rank, split_ranks
 from supervisor.postmortem.reading import Progress, read_all
 
 if TYPE_CHECKING:
     from remote_agent.diagnose.incidents import EvidenceLine, Incident
+    from remote_agent.wire.documents import Diagnosis, IncidentDocument
     from supervisor.postmortem.lines import FileLine
 
 # A longer file is no error file of torch.
@@ -38,9 +40,11 @@ _SRUN_TERMINATES = re.compile(r"^srun: (?:Force )?Terminat(?:ing|ed) (?:StepId|j
 _TASK_DIED = re.compile(r"^srun: error: \S+: tasks? [\d,-]+: (?!Terminated|Exited with exit code 143)")
 _STEP_CANCELLED = re.compile(r"\*\*\* STEP \S+ ON \S+ CANCELLED AT \S+ \*\*\*")
 # A server kills itself: what the shell prints about that is not the cause.
-_KILLS_ITSELF, _SHELL_REPORT = "Received sigquit from a child process", re.compile(r"(?:^|: +\d+ )Killed\b")
+_SHELL_REPORT = re.compile(r"(?:^|: +\d+ )Killed\b")
 # Separates the lines of two files: it ends a message, and a truncated traceback.
 _OTHER_FILE = ("", OTHER_FILE)
+# A file whose lines name no rank, but whose own name does.
+_NAMED_BY_FILE = re.compile(r"^rank[._-]?(\d{1,5})(?=[._-])")
 _LAUNCHER = re.compile(r"torch[./]distributed[./](?:elastic|launcher|run)\b")
 # lines.py puts timestamps without a year into 1970.
 YEAR_UNKNOWN_NS = 366 * 86_400 * 1_000_000_000
@@ -56,6 +60,13 @@ _UNCAUGHT = re.compile(r"Traceback \(most recent call last\)|Fatal Python error|
 _SKIPPED = re.compile(r"OVERFLOW! Rank \d+ Skipping step|\b(?:[Ll]oss|grad[_ ]norm)['\"]?[:=]? ?(?:nan|NaN)\b")
 _OF_SKIPPED = ("OVERFLOW", "nan", "NaN")
 _GOOD_STEPS = 10
+# This many steps show that a process continued if they were certainly printed after the failure. If stdout and stderr
+# go to one file, Python may write buffered steps after the traceback that ended the process.
+_CERTAIN_STEPS = 2
+_ONE_STREAM = re.compile(r"\b(?:stdout|stderr)\b[^/]*$")
+_RECORD = re.compile(r"\b(?:INFO|ERROR|WARNING|CRITICAL)\b")
+_BAR = re.compile(r"\d%\|")
+_FAILS = re.compile(r"fail|abort|crash|error|exception", re.IGNORECASE)
 # After one of these, other lines only quote the process that has ended.
 _ENDS = re.compile(
     r"exit ?code|[Ee]xited with|return code|terminated with|[Kk]illed|CANCELLED|[Rr]estart|[Ss]ignal \d|core dumped"
@@ -68,7 +79,7 @@ _TRIED_AGAIN = ("rendezvous_timeout", "gloo_connection_reset")
 
 def diagnose(
     paths: Sequence[Path], progress: Progress = lambda _bytes: None, leave_out: LeaveOut = lambda _why: None
-) -> Json:
+) -> Diagnosis:
     """Return {incidents, nccl} of the files under these paths; raises UsageError, OSError."""
     nccl = NcclText()
     runs: dict[tuple[str, int], Generation] = {}
@@ -101,11 +112,11 @@ def diagnose(
         incidents = [_hang(failed[-1][1], texts[-1]).to_json()]
     nodes = {node: ranks for run in runs.values() for node, ranks in run.nodes.items()}
     incidents = flights.explain(incidents, nodes)
-    numbered = [{**document, "id": number} for number, document in enumerate(incidents, 1)]
+    numbered: list[IncidentDocument] = [{**document, "id": number} for number, document in enumerate(incidents, 1)]
     return {"incidents": numbered, "nccl": nccl.result()}
 
 
-def _incidents(run: Generation, incident: Incident) -> list[Json]:
+def _incidents(run: Generation, incident: Incident) -> list[IncidentDocument]:
     """Return the incidents of a generation: a hang and a failure, as far as they happened."""
     hang = [] if run.hang is None else [run.hang]
     if run.stopped_on_request():
@@ -114,8 +125,8 @@ def _incidents(run: Generation, incident: Incident) -> list[Json]:
     failure = incident.to_json()
     failure["evidence"] += run.last_output
     # The exception of a thread is in the log, and also in the incident of the hang that it led to.
-    keys = ("category", "culprit_ranks")
-    is_known = any(one.get("traceback") and all(one[key] == failure[key] for key in keys) for one in hang)
+    cause = failure["category"], failure["culprit_ranks"]
+    is_known = any(one["traceback"] and (one["category"], one["culprit_ranks"]) == cause for one in hang)
     ranks = {number: each.lines for number, each in run.ranks.items()}
     if is_known or _is_empty(incident) or was_retried(incident, (line for own in ranks.values() for line in own)):
         return hang
@@ -154,15 +165,19 @@ def _add_lines(file: RunFile, lines: list[FileLine], run: Generation, nccl: Nccl
     if file.rank is not None:
         run.rank(file.rank).lines += [(name, line) for line in of_one_rank(lines)]
         return
-    parts = split_ranks(lines)
-    blamed = [part.rank for part in parts if part.blamed]
-    for part in parts:
-        launcher = _launcher_lines(part.lines) if part.rank is None and len(blamed) == 1 else set()
-        for line in part.lines:
+    by_rank = split_ranks(lines)
+    named = _NAMED_BY_FILE.search(file.path.name)
+    if named is not None and all(rank_lines.rank is None for rank_lines in by_rank):
+        run.rank(int(named[1])).lines += [(name, line) for line in of_one_rank(lines)]
+        return
+    blamed = [rank_lines.rank for rank_lines in by_rank if rank_lines.blamed]
+    for rank_lines in by_rank:
+        launcher = _launcher_lines(rank_lines.lines) if rank_lines.rank is None and len(blamed) == 1 else set()
+        for line in rank_lines.lines:
             # If a launcher reports one failure only, the lines without a tag are mostly of the failed rank.
-            is_blamed = part.rank is None and len(blamed) == 1 and line.number not in launcher
-            rank = run.rank(blamed[0] if is_blamed else part.rank)
-            rank.node = rank.node or part.node
+            is_blamed = rank_lines.rank is None and len(blamed) == 1 and line.number not in launcher
+            rank = run.rank(blamed[0] if is_blamed else rank_lines.rank)
+            rank.node = rank.node or rank_lines.node
             rank.lines.append((name, line))
 
 
@@ -192,7 +207,7 @@ def _without_srun_cancel(lines: list[FileLine]) -> list[FileLine]:
 
 def _without_server_kill(lines: list[FileLine]) -> list[FileLine]:
     """Return the lines without a shell's report of a killed server that had killed itself after a process died."""
-    ended = next((line.number for line in lines if _KILLS_ITSELF in line.text), None)
+    ended = next((line.number for line in lines if KILLS_ITSELF in line.text), None)
     return [line for line in lines if ended is None or line.number < ended or not _SHELL_REPORT.search(line.text)]
 
 
@@ -302,15 +317,38 @@ def was_survived(incident: Incident, ranks: Mapping[int | None, Sequence[tuple[s
     if incident.exit_code is not None or incident.exit_signal is not None or not incident.evidence:
         return False
     fatal = _SKIPPED if incident.category == "nan_loss" else _ENDS
-    return all(_went_on(ranks.get(each.rank, ()), each, fatal) for each in incident.evidence)
+    # A line of no rank that is no exception may be of a program that ran before the ranks.
+    everyone = [line for own in ranks.values() for line in own] if incident.traceback is None else []
+    return all(
+        _went_on(ranks.get(each.rank, ()), each, fatal)
+        or (each.rank is None and _went_on(everyone, each, fatal, are_certain=True))
+        for each in incident.evidence
+    )
 
 
-def _went_on(lines: Sequence[tuple[str, FileLine]], proof: EvidenceLine, fatal: re.Pattern[str]) -> bool:
-    after = [line.text for name, line in lines if name == proof.file and line.number > (proof.line or 0)]
-    texts = [text for text in after if text.strip()]
-    if sum(map(is_progress, texts)) < _GOOD_STEPS or any(fatal.search(text) for text in texts):
+def _went_on(
+    lines: Sequence[tuple[str, FileLine]], proof: EvidenceLine, fatal: re.Pattern[str], are_certain: bool = False
+) -> bool:
+    own = sorted((line for name, line in lines if name == proof.file), key=lambda line: line.number)
+    texts = [line.text for line in own if line.number > (proof.line or 0) and line.text.strip()]
+    steps = [text for text in texts if is_progress(text)]
+    if any(fatal.search(text) for text in texts) or not any(map(is_progress, texts[-_END_LINES:])):
         return False
-    return any(map(is_progress, texts[-_END_LINES:]))
+    if len(steps) >= _GOOD_STEPS:
+        return True
+    if proof.rank is None and not are_certain and not _is_logged(own, proof):
+        # The steps may be those of other ranks.
+        return False
+    in_order = are_certain or _ONE_STREAM.search(proof.file or "") is not None
+    certain = [text for text in steps if in_order or _RECORD.search(text)]
+    return sum(not (_BAR.search(text) or _FAILS.search(text)) for text in certain) >= _CERTAIN_STEPS
+
+
+def _is_logged(lines: Sequence[FileLine], proof: EvidenceLine) -> bool:
+    """Whether a logger printed the traceback to which this line belongs: the script has caught the exception."""
+    above = [line.text for line in lines if line.number < (proof.line or 0)]
+    head = next((number for number in range(len(above) - 1, 0, -1) if HEAD in above[number]), None)
+    return head is not None and (_RECORD.search(above[head - 1]) or _RECORD.search(above[head])) is not None
 
 
 def without_recovered(lines: list[FileLine]) -> list[FileLine]:

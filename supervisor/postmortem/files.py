@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from remote_agent.text.names import GENERATION_FOLDER, RANK_FOLDER
 from remote_agent.wire.documents import COPY_MARK, MAX_RANKS
 from supervisor.errors import UsageError
 from supervisor.postmortem.flights import is_flight_record
 
-_GENERATION = re.compile(r"generation_(\d+)\Z")
-_RANK = re.compile(r"rank_(\d+)(?:\.old\d+)?\Z")
+# Behind the name of a directory that a later start of its rank has set aside.
+_OLD = re.compile(r"\.old\d+\Z")
 _ATTEMPT = re.compile(r"attempt_(\d+)\Z")
 _RANK_FILE = re.compile(r"rank_?(\d+)[._-](stdout|stderr)\.(?:log|txt)\Z")
 # torch names its flight records nccl_trace_rank_3; people add a suffix.
@@ -140,7 +141,7 @@ def _classify(path: Path) -> RunFile | None:
     is_packed = path.suffix in _PACKED and Path(path.stem).suffix not in _LOGS
     if path.name.startswith(".") or path.suffix in _NOT_LOGS or is_packed:
         return None
-    generation = _GENERATION.fullmatch(path.parent.name)
+    generation = GENERATION_FOLDER.fullmatch(path.parent.name)
     if generation is not None:
         return RunFile(path, str(path.parent.parent), int(generation[1]), stream="stdout")
     # Our agent's own log is neither a rank's nor a launcher's.
@@ -156,7 +157,7 @@ def _place(path: Path) -> RunFile | None:
     if stream is None:
         return None
     folder, above = path.parent, path.parent.parent
-    rank, generation = _RANK.fullmatch(folder.name), _GENERATION.fullmatch(above.name)
+    rank, generation = RANK_FOLDER.fullmatch(_OLD.sub("", folder.name)), GENERATION_FOLDER.fullmatch(above.name)
     if rank is not None:
         number = int(generation[1]) if generation is not None else 0
         group = above.parent if generation is not None else above

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from remote_agent.diagnose.evidence import JobContext, name_nodes
 from remote_agent.diagnose.flight import Parting, Record, compare, read
 from remote_agent.diagnose.incidents import EvidenceLine, Incident, Victims
-from remote_agent.diagnose.signatures import HINTS
+from remote_agent.diagnose.signatures import CATEGORIES
 from remote_agent.diagnose.verdict import MAX_EVIDENCE
 from remote_agent.text.names import name_ranks
 from remote_agent.text.shapes import clip, fingerprint
@@ -29,21 +29,11 @@ from remote_agent.wire.gate import MAX_DEPTH, Misfit, parse
 if TYPE_CHECKING:
     from pathlib import Path
 
-Json = dict[str, Any]
+    from remote_agent.wire.documents import IncidentDocument
+
 # If ranks called different collectives, the logs of the others show only that they waited.
 _CONSEQUENCES = frozenset(
     {"nccl_timeout_watchdog", "hang_no_output", "collective_desync", "gloo_connection_reset", "nccl_remote_error"}
-)
-_EXPLAINED = (
-    "category",
-    "scope",
-    "culprit_ranks",
-    "culprit_node",
-    "confidence",
-    "summary",
-    "hint",
-    "victims",
-    "missing",
 )
 
 MAX_BYTES: Final = 64 << 20
@@ -81,20 +71,28 @@ class FlightRecords:
             self._files.setdefault(folder, {})[rank] = str(path)
         return ""
 
-    def explain(self, incidents: Sequence[Json], nodes: Mapping[str, Sequence[int]]) -> list[Json]:
+    def explain(
+        self, incidents: Sequence[IncidentDocument], nodes: Mapping[str, Sequence[int]]
+    ) -> list[IncidentDocument]:
         """Return the incidents with what the records show.
 
         A failure that may be a consequence gets their verdict; one with its own cause gets their lines as evidence.
         """
-        found = [document for folders in self._runs() if (document := self._incident(folders, nodes)) is not None]
-        if not found or not incidents:
-            return [*incidents, *found]
+        explained = [document for folders in self._runs() if (document := self._incident(folders, nodes)) is not None]
+        if not explained or not incidents:
+            return [*incidents, *explained]
         *earlier, last = incidents
-        flight, own = found[-1], last["evidence"]
+        flight, own = explained[-1], last["evidence"]
         if last["category"] not in _CONSEQUENCES:
             return [*earlier, {**last, "evidence": [*own, *flight["evidence"]][:MAX_EVIDENCE]}]
-        verdict = {key: flight[key] for key in _EXPLAINED}
-        return [*earlier, {**last, **verdict, "evidence": [*flight["evidence"], *own][:MAX_EVIDENCE]}]
+        verdict: IncidentDocument = {
+            **last,
+            "category": flight["category"], "scope": flight["scope"], "culprit_ranks": flight["culprit_ranks"],
+            "culprit_node": flight["culprit_node"], "confidence": flight["confidence"], "summary": flight["summary"],
+            "hint": flight["hint"], "victims": flight["victims"], "missing": flight["missing"],
+            "evidence": [*flight["evidence"], *own][:MAX_EVIDENCE],
+        }  # fmt: skip
+        return [*earlier, verdict]
 
     def _runs(self) -> list[list[str]]:
         """Return the directories of each run: all are of one, unless they have records of the same rank."""
@@ -102,7 +100,7 @@ class FlightRecords:
         folders = sorted(self._records)
         return [folders] if len(ranks) == len(set(ranks)) and folders else [[folder] for folder in folders]
 
-    def _incident(self, folders: Sequence[str], nodes: Mapping[str, Sequence[int]]) -> Json | None:
+    def _incident(self, folders: Sequence[str], nodes: Mapping[str, Sequence[int]]) -> IncidentDocument | None:
         records = {rank: record for folder in folders for rank, record in self._records[folder].items()}
         files = {rank: path for folder in folders for rank, path in self._files[folder].items()}
         parting = compare(records, (rank for ranks in nodes.values() for rank in ranks))
@@ -144,10 +142,10 @@ def incident_of(parting: Parting, context: JobContext, files: Mapping[int, str])
 
 def _hint(parting: Parting) -> str:
     if parting.kind == "unfinished":
-        return HINTS["nccl_network"]
+        return CATEGORIES["nccl_network"].hint
     if parting.kind == "missing":
         return f"check the output of {name_ranks(parting.culprits)}, and what the script does after the last call shown"
-    return HINTS["collective_desync"]
+    return CATEGORIES["collective_desync"].hint
 
 
 def is_flight_record(head: bytes) -> bool:
@@ -233,17 +231,17 @@ class _Unpickler:
         if not self._marks:
             raise Misfit("is cut off, or not a pickle")
         start = self._marks.pop()
-        found = self._stack[start:]
+        values = self._stack[start:]
         del self._stack[start:]
-        return found
+        return values
 
     def last(self, count: int) -> list[Any]:
         """Return the last values."""
         if count > len(self._stack) - (self._marks[-1] if self._marks else 0):
             raise Misfit("is cut off, or not a pickle")
-        found = self._stack[-count:]
+        values = self._stack[-count:]
         del self._stack[-count:]
-        return found
+        return values
 
     def begin(self, holder: list[Any] | dict[Any, Any]) -> None:
         """Add an empty list or dict."""
@@ -251,28 +249,28 @@ class _Unpickler:
         self._sizes[id(holder)] = (1, 1)
         self._stack.append(holder)
 
-    def add(self, found: list[Any]) -> None:
+    def add(self, values: list[Any]) -> None:
         """Put items into the list that is last on the stack."""
         holder = self._stack[-1]
         if type(holder) is not list:
             raise Misfit("is not plain data")
-        self._count(holder, found)
-        holder.extend(found)
+        self._count(holder, values)
+        holder.extend(values)
 
-    def set(self, found: list[Any]) -> None:
+    def set(self, values: list[Any]) -> None:
         """Put keys and values, in turn, into the dict that is last on the stack."""
         holder = self._stack[-1]
-        if type(holder) is not dict or len(found) % 2:
+        if type(holder) is not dict or len(values) % 2:
             raise Misfit("is not plain data")
-        self._count(holder, found)
-        holder.update(zip(found[::2], found[1::2], strict=True))
+        self._count(holder, values)
+        holder.update(zip(values[::2], values[1::2], strict=True))
 
-    def _count(self, holder: object, found: list[Any]) -> None:
+    def _count(self, holder: object, values: list[Any]) -> None:
         """Note what a list or dict is about to hold."""
         if id(holder) in self._shared:
             raise Misfit("is not plain data")
         objects, depth = self._sizes[id(holder)]
-        for one in found:
+        for one in values:
             inner = self._sizes[id(one)] if type(one) in (list, dict) else None
             objects += 1 if inner is None else inner[0]
             depth = depth if inner is None else max(depth, inner[1] + 1)
@@ -282,10 +280,10 @@ class _Unpickler:
             raise Misfit("is nested too deeply")
         self._sizes[id(holder)] = objects, depth
 
-    def tuple(self, found: list[Any]) -> None:
+    def tuple(self, values: list[Any]) -> None:
         """Add a tuple, as a list."""
         self.begin([])
-        self.add(found)
+        self.add(values)
 
     def put(self, number: int) -> None:
         """Remember the last value."""

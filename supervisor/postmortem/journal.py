@@ -6,8 +6,8 @@ In: a file with journal records. Out: generations, with the exits, lost nodes, h
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from remote_agent.text.names import count as count_of
 from remote_agent.wire.documents import parse_event
@@ -15,10 +15,18 @@ from remote_agent.wire.events import EventType
 from remote_agent.wire.gate import Misfit
 
 if TYPE_CHECKING:
+    from remote_agent.wire.documents import (
+        ErrorDocument,
+        EvidenceEntry,
+        GenerationStoppedDetail,
+        IncidentDocument,
+        JournalEvent,
+        RankExit,
+        RankFailedDetail,
+    )
     from supervisor.postmortem.files import RunFile
     from supervisor.postmortem.lines import FileLine
 
-Json = dict[str, Any]
 # Causes of a stop that are no failure: an operator requested it, or a node has come back.
 _REQUESTED = frozenset({"restart", "removed", "added", "returned", "stop"})
 # Far longer than any record of a journal.
@@ -31,9 +39,9 @@ class RankRecord:
 
     node: str | None = None
     lines: list[tuple[str, FileLine]] = dataclasses.field(default_factory=list)
-    error: Json | None = None
+    error: ErrorDocument | None = None
     error_file: str = ""
-    exit: Json | None = None
+    exit: RankExit | None = None
     raised_ns: int | None = None
     """When its exception was recorded, by its node's clock: a copied error file has lost its time."""
     shift_ns: int | None = None
@@ -47,9 +55,9 @@ class Generation:
     ranks: dict[int | None, RankRecord] = dataclasses.field(default_factory=dict)
     lost: dict[str, tuple[int, str]] = dataclasses.field(default_factory=dict)
     nodes: dict[str, Sequence[int]] = dataclasses.field(default_factory=dict)
-    hang: Json | None = None
+    hang: IncidentDocument | None = None
     """The journal's incident of a hang that lasted until the end: no file of a rank shows it."""
-    incident: Json | None = None
+    incident: IncidentDocument | None = None
     """The journal's last incident about its end."""
     cause: str = ""
     """Why it was stopped, according to the journal; empty: it was not, as far as known."""
@@ -60,7 +68,7 @@ class Generation:
     shifts_ns: dict[str, int] = dataclasses.field(default_factory=dict)
     """By node: added to its time, gives the coordinator's."""
     clock_error_ms: dict[str, float] = dataclasses.field(default_factory=dict)
-    last_output: list[Json] = dataclasses.field(default_factory=list)
+    last_output: list[EvidenceEntry] = dataclasses.field(default_factory=list)
     """Evidence: the last lines of lost nodes' ranks."""
     succeeded: bool = False
 
@@ -96,8 +104,8 @@ def read_journal(file: RunFile, runs: dict[tuple[str, int], Generation]) -> str:
     return f"{count_of(count, 'line')} cannot be read: {why}" if count else ""
 
 
-def _read_event(event: Mapping[str, Any], run: Generation) -> None:
-    kind, node, detail = event["type"], event["node"], event["detail"]
+def _read_event(event: JournalEvent, run: Generation) -> None:
+    kind, node, detail = event["type"], str(event["node"]), event["detail"]
     if kind == EventType.GENERATION_STARTED:
         for member in detail["members"]:
             run.nodes[member["node"]] = range(member["base_rank"], member["base_rank"] + member["nproc"])
@@ -120,22 +128,26 @@ def _read_event(event: Mapping[str, Any], run: Generation) -> None:
         run.last_output += detail["evidence"] if kind == EventType.LAST_OUTPUT else ()
 
 
-def _read_incident(detail: Json, run: Generation) -> None:
-    incident = {key: value for key, value in detail.items() if key not in ("ongoing", "preliminary", "fingerprint")}
+def _read_incident(detail: IncidentDocument, run: Generation) -> None:
+    incident = detail.copy()
+    incident.pop("ongoing", None)
+    incident.pop("preliminary", None)
+    incident.pop("fingerprint", None)
     if detail.get("ongoing"):
         run.hang = incident
     else:
         run.incident = incident
 
 
-def _read_stop(detail: Json, run: Generation) -> None:
+def _read_stop(detail: GenerationStoppedDetail, run: Generation) -> None:
     """Add why a group ended, the ranks that did not fail by themselves, and the nodes' clocks."""
     run.cause = str(detail.get("cause") or "unknown")
     for number, t_ns, over_ns in detail.get("left", ()):
-        ending = {"code": 0, "signal": None, "t_ns": t_ns, "over_ns": over_ns}
-        run.rank(number).exit = {**ending, "stopped_by_us": False}
+        run.rank(number).exit = {
+            "code": 0, "signal": None, "t_ns": t_ns, "over_ns": over_ns, "stopped_by_us": False,
+        }  # fmt: skip
     for number, t_ns, code, signal, raised_ns, over_ns, asked_ns in detail.get("stopped", ()):
-        ending = {"code": code, "signal": signal, "t_ns": t_ns, "over_ns": over_ns, "asked_ns": asked_ns}
+        ending: RankExit = {"code": code, "signal": signal, "t_ns": t_ns, "over_ns": over_ns, "asked_ns": asked_ns}
         run.rank(number).exit = {**ending, "stopped_by_us": True}
         run.rank(number).raised_ns = raised_ns
     for node, (shift_ns, error_ns) in detail.get("clocks", {}).items():
@@ -143,15 +155,17 @@ def _read_stop(detail: Json, run: Generation) -> None:
         run.clock_error_ms[node] = error_ns / 1e6
 
 
-def _read_failure(event: Mapping[str, Any], run: Generation) -> None:
+def _read_failure(event: JournalEvent, run: Generation) -> None:
     """Add a rank that failed by itself."""
-    detail = event["detail"]
+    detail: RankFailedDetail = event["detail"]
     run.failing = run.failing or not run.stop_asked
     rank = run.rank(event["rank"])
     rank.node = event["node"]
-    how = {"pid": detail.get("pid"), "local_rank": detail.get("local_rank"), "t_ns": detail.get("time_ns")}
-    own = {"sent": detail.get("sent"), "over_ns": detail.get("over_ns"), "stopped_by_us": False}
-    rank.exit = {**how, "code": detail["exit"]["code"], "signal": detail["exit"]["signal"], **own}
+    rank.exit = {
+        "pid": detail.get("pid"), "local_rank": detail.get("local_rank"), "t_ns": detail.get("time_ns"),
+        "code": detail["exit"]["code"], "signal": detail["exit"]["signal"],
+        "sent": detail.get("sent"), "over_ns": detail.get("over_ns"), "stopped_by_us": False,
+    }  # fmt: skip
     rank.raised_ns = detail.get("raised_ns")
     rank.shift_ns = detail.get("shift_ns", 0)
-    run.notes.setdefault(event["node"], []).extend(detail.get("notes", ()))
+    run.notes.setdefault(str(event["node"]), []).extend(detail.get("notes", ()))

@@ -61,8 +61,8 @@ def without_prefixes(lines: list[FileLine]) -> list[FileLine]:
         if len(own) + 1 < _LEAST:
             continue
         numbers = {each.number for each in own}
-        shown = [each._replace(text=each.text[len(before) :]) for each in own]
-        lines[index + 1 : index + _NEAR] = [*shown, *(each for each in near if each.number not in numbers)]
+        stripped = [each._replace(text=each.text[len(before) :]) for each in own]
+        lines[index + 1 : index + _NEAR] = [*stripped, *(each for each in near if each.number not in numbers)]
     return lines
 
 

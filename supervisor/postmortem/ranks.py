@@ -13,6 +13,7 @@ import dataclasses
 import re
 from collections.abc import Iterable, Sequence
 
+from remote_agent.diagnose.signatures.launcher import WORKER_DIED
 from remote_agent.text.names import read_number
 from supervisor.postmortem.lines import FileLine, without_json, without_prefixes
 
@@ -72,7 +73,7 @@ _SPAWN = re.compile(
 )
 _MPI = re.compile(r"process rank (?P<rank>\d+) with PID \d+ on node (?P<node>\S+) exited on signal ")
 _ABORT = re.compile(r"(?:MPI_ABORT was invoked on rank |called MPI_Abort\(.* - process )(?P<rank>\d+)\b")
-_SERVER = re.compile(r"(?:Worker proc VllmWorker-|WorkerProc rank=\[)(?P<rank>\d+)\]? died unexpectedly")
+_SERVER = re.compile(WORKER_DIED.format(r"(?:VllmWorker-|rank=\[)(?P<rank>\d+)\]?"))
 _REPORTS = (_FAILED, _CHILD, _SPAWN, _MPI, _ABORT, _COMPOSER, _SERVER)
 # The lines of a launcher's banner before the one that names the rank.
 _BANNER_HEAD = re.compile(r"^\s*(?:time\s*: |host\s*: (?P<node>\S+))")
@@ -105,7 +106,7 @@ class RankLines:
 
 def split_ranks(lines: Sequence[FileLine]) -> list[RankLines]:
     """Return the lines of each rank, those of no rank last."""
-    parts: dict[int | None, RankLines] = {}
+    by_rank: dict[int | None, RankLines] = {}
     lines = without_json(lines)
     # A quoted text may be indented as a whole.
     margin = min((len(line.text) - len(line.text.lstrip()) for line in lines if line.text.strip()), default=0)
@@ -114,13 +115,13 @@ def split_ranks(lines: Sequence[FileLine]) -> list[RankLines]:
     heads = _banner_heads(lines)
     for index, line in enumerate(lines):
         rank, node, text = heads[index] if index in heads else reader.owner(line.text)
-        part = parts.setdefault(rank, RankLines(rank))
-        part.node = part.node or node
-        part.lines.append(FileLine(line.number, text))
-        part.blamed = part.blamed or (rank is not None and _BLAMES.search(line.text) is not None)
-    for part in parts.values():
-        part.lines = without_prefixes(part.lines)
-    return sorted(parts.values(), key=lambda part: (part.rank is None, part.rank or 0))
+        own = by_rank.setdefault(rank, RankLines(rank))
+        own.node = own.node or node
+        own.lines.append(FileLine(line.number, text))
+        own.blamed = own.blamed or (rank is not None and _BLAMES.search(line.text) is not None)
+    for own in by_rank.values():
+        own.lines = without_prefixes(own.lines)
+    return sorted(by_rank.values(), key=lambda own: (own.rank is None, own.rank or 0))
 
 
 def of_one_rank(lines: Sequence[FileLine]) -> list[FileLine]:
@@ -258,10 +259,10 @@ def _nccl_ranks(lines: Sequence[FileLine], several_hosts: bool) -> dict[tuple[st
             printed.setdefault(process, read_number(own["rank"] or own["rank2"]))
     one_host = len({host for host, _ in seen}) == 1 and not several_hosts
     # A thread that has set no device prints the first; a process with several devices prints more than one.
-    shown = {process: numbers - {0} or numbers for process, numbers in seen.items()}
-    devices = {process: min(numbers) for process, numbers in shown.items()}
+    candidates = {process: numbers - {0} or numbers for process, numbers in seen.items()}
+    devices = {process: min(numbers) for process, numbers in candidates.items()}
     # Two processes with the same device are on different hosts.
-    distinct = len(set(devices.values())) == len(devices) and all(len(numbers) == 1 for numbers in shown.values())
+    distinct = len(set(devices.values())) == len(devices) and all(len(numbers) == 1 for numbers in candidates.values())
     # A rank without such a device is on another node.
     tagged = {read_number(tag[1]) for line in lines if "[rank" in line.text and (tag := _TORCH_TAG.search(line.text))}
     all_here = tagged <= set(devices.values())

@@ -97,7 +97,7 @@ def read_all(paths: Sequence[Path], progress: Progress = lambda _bytes: None) ->
 
 def _whole(path: Path) -> list[FileLine]:
     with path.open("rb") as file:
-        return [FileLine(number, _text(shown(raw.rstrip(b"\n")))) for number, raw in enumerate(file, 1)]
+        return [FileLine(number, _text(visible(raw.rstrip(b"\n")))) for number, raw in enumerate(file, 1)]
 
 
 def _cut(path: Path, size: int, limit: KeepLimit) -> list[Piece]:
@@ -337,10 +337,10 @@ class LineScan:
         if not hot:
             return []
         kinds = text.split(b"\n")
-        found = [index for index, kind in enumerate(kinds) if kind in hot]
-        self._hot.update(kinds[index] for index in found)
+        indexes = [index for index, kind in enumerate(kinds) if kind in hot]
+        self._hot.update(kinds[index] for index in indexes)
         self._cold.update(kind for kind in hot if self._hot[kind] >= ROUTINE)
-        return found
+        return indexes
 
     def _hot_of_new(self, text: bytes) -> set[bytes]:
         """Return the kinds of lines with one of the words, without searching known kinds again."""
@@ -381,11 +381,11 @@ class _Picker:
         hot = self._scan.hot(block)
         if hot or self._after or len(self._head) < AFTER:
             lines = block.split(b"\n")
-            self._head += map(shown, lines[: AFTER - len(self._head)])
+            self._head += map(visible, lines[: AFTER - len(self._head)])
             self._look(first, lines, hot)
         self._lines = first + block.count(b"\n") + 1
         ending = block.rsplit(b"\n", self._end)[-self._end :]
-        recent = list(enumerate(map(shown, ending), self._lines - len(ending)))
+        recent = list(enumerate(map(visible, ending), self._lines - len(ending)))
         self._last = [*self._last, *recent][-self._end :]
 
     def picked(self) -> Picked:
@@ -406,10 +406,10 @@ class _Picker:
 
     def _keep(self, first: int, lines: list[bytes], begin: int, end: int) -> None:
         for index in range(max(0, begin), min(end, len(lines))):
-            self._kept.add((first + index, shown(lines[index])))
+            self._kept.add((first + index, visible(lines[index])))
 
 
-def shown(raw: bytes) -> bytes:
+def visible(raw: bytes) -> bytes:
     """Return a line as a terminal finally shows it, with the last state of a progress bar, of limited length."""
     if b"\r" in raw:
         raw = raw.rstrip(b"\r").rpartition(b"\r")[2]
@@ -498,8 +498,8 @@ def serve() -> None:
     while True:
         try:
             path, begin, end, limit = marshal.load(sys.stdin.buffer)
-            found = pick(Piece(path, begin, end, KeepLimit(*limit)))
-            marshal.dump(tuple(found), sys.stdout.buffer)
+            lines = pick(Piece(path, begin, end, KeepLimit(*limit)))
+            marshal.dump(tuple(lines), sys.stdout.buffer)
             sys.stdout.buffer.flush()
         except (EOFError, OSError):
             return

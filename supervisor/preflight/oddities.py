@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from remote_agent.text.names import size_text
 from remote_agent.wire.events import HOST_NAME
 from supervisor.inventory.pattern import fold
 from supervisor.preflight.probe import Preflight, bad_groups
@@ -34,21 +35,16 @@ CLOCK_WARNING_MS = 1000.0
 OWN_TO_A_HOST = re.compile(
     r"CUDA_VISIBLE_DEVICES|HIP_VISIBLE_DEVICES|.*_SOCKET_IFNAME|NCCL_IB_HCA|VIRTUAL_ENV|CONDA_PREFIX"
 )
+_OPEN_PORTS = "open all ports between nodes, each group uses a new one"
 # Part of an error's text -> what it most likely means.
 CAUSES = (
     ("another machine", "that name or address leads to another machine: correct `address` in HOSTS"),
     ("Name or service", "the nodes cannot resolve that name: set `address` in HOSTS to a name that they can resolve"),
-    ("name resolution", "the nodes cannot resolve that name now: write `address` in HOSTS as a number"),
-    (
-        "no answer within",
-        "a firewall drops it, or `address` is wrong: open all ports between nodes, each group uses another one",
-    ),
-    (
-        "No route",
-        "a firewall rejects it, or `address` is wrong: open all ports between nodes, each group uses another one",
-    ),
+    ("name resolution", "the nodes cannot resolve that name now: set `address` in HOSTS to a numeric address"),
+    ("no answer within", f"a firewall drops the packets, or `address` is wrong: {_OPEN_PORTS}"),
+    ("No route", f"a firewall rejects the connection, or `address` is wrong: {_OPEN_PORTS}"),
 )
-REFUSED = "a firewall rejects it, or `address` in HOSTS is another machine there; each group uses another port"
+REFUSED = "a firewall rejects the connection, or `address` in HOSTS is another machine's; each group uses a new port"
 LOOPBACK = "that address is local to each machine: set `address` in HOSTS to one that the other nodes reach"
 _BROKEN = "cannot be imported"
 
@@ -104,15 +100,11 @@ def _limit(value: int | None) -> str:
 
 
 def _shm(facts: Facts) -> str:
-    return "none" if facts["shm"] is None else _size(facts["shm"]["total"])
+    return "none" if facts["shm"] is None else size_text(facts["shm"]["total"])
 
 
 def _count(values: list[Any] | None, unknown: str = "") -> str:
     return unknown if values is None else str(len(values) or "none")
-
-
-def _size(value: float) -> str:
-    return f"{value / GB:.1f} GB" if value >= GB else f"{value / 10**6:.0f} MB"
 
 
 FACTS: tuple[Fact, ...] = (
@@ -160,9 +152,9 @@ def _spread_rows(by_node: Mapping[str, Facts]) -> list[FactRow]:
     return [
         _spread("clock", {node: facts["clock_offset_ms"] for node, facts in by_node.items()},
                 lambda value: f"{value:+.1f} ms", f" against this machine, ± {error:.1f} ms"),
-        _spread("free in home", {node: free[0] for node, free in homes.items()}, _size),
-        _spread("free in SUPERVISOR_HOME", {node: free[-1] for node, free in homes.items()}, _size),
-        _spread("free shm", {node: (facts["shm"] or {}).get("free") for node, facts in by_node.items()}, _size),
+        _spread("free in home", {node: free[0] for node, free in homes.items()}, size_text),
+        _spread("free in SUPERVISOR_HOME", {node: free[-1] for node, free in homes.items()}, size_text),
+        _spread("free shm", {node: (facts["shm"] or {}).get("free") for node, facts in by_node.items()}, size_text),
         _spread("load", {node: facts["load"] for node, facts in by_node.items()}, lambda value: f"{value:.1f}"),
     ]  # fmt: skip
 
@@ -173,8 +165,8 @@ def _spread(name: str, by_node: Mapping[str, float | None], text: Callable[[floa
     if known:
         low, high = min(known, key=known.__getitem__), max(known, key=known.__getitem__)
         least, most = text(known[low]), text(known[high])
-        shown = least if least == most else f"{least} ({low}) to {most} ({high})"
-        values.append((shown + unit, tuple(known)))
+        span = least if least == most else f"{least} ({low}) to {most} ({high})"
+        values.append((span + unit, tuple(known)))
     if len(known) < len(by_node):
         values.append(("unknown", tuple(node for node in by_node if node not in known)))
     return FactRow(name, tuple(values), odd=False)
@@ -182,7 +174,7 @@ def _spread(name: str, by_node: Mapping[str, float | None], text: Callable[[floa
 
 def quick(views: Iterable[HostView]) -> list[CheckFinding]:
     """Return findings from the facts that a launch has anyway: versions, script, clocks, disk, /dev/shm."""
-    by_node = {view.name: {**view.hello, "torch": view.engine, "script": view.script} for view in views}
+    by_node: dict[str, Any] = {view.name: {**view.hello, "torch": view.engine, "script": view.script} for view in views}
     items = list(_differences(_rows((*FACTS[:QUICK], SCRIPT), by_node)))
     items += _clocks(by_node)
     for name, facts in by_node.items():
@@ -313,13 +305,14 @@ def _disk(free: int | None, path: str, finding: Callable[..., CheckFinding]) -> 
         )
     elif free < DISK_WARNING:
         hint = "`supervisor clean` removes the logs of finished jobs"
-        yield finding("error" if free < DISK_ERROR else "warning", "disk", f"only {_size(free)} free at {path}", hint)
+        severity: Severity = "error" if free < DISK_ERROR else "warning"
+        yield finding(severity, "disk", f"only {size_text(free)} free at {path}", hint)
 
 
 def _shm_free(free: int | None, finding: Callable[..., CheckFinding]) -> Iterable[CheckFinding]:
     if free is not None and free < SHM_WARNING:
         hint = "DataLoader workers and NCCL need it: docker run --shm-size, or mount -o remount,size=…"
-        yield finding("warning", "/dev/shm", f"only {_size(free)} free in /dev/shm", hint)
+        yield finding("warning", "/dev/shm", f"only {size_text(free)} free in /dev/shm", hint)
 
 
 def _limits(facts: Facts, finding: Callable[..., CheckFinding]) -> Iterable[CheckFinding]:
@@ -327,7 +320,8 @@ def _limits(facts: Facts, finding: Callable[..., CheckFinding]) -> Iterable[Chec
     if files is not None and files < OPEN_FILES_WARNING:
         yield finding("warning", "open files", f"at most {files} open files", "ulimit -n in `prelude`, or limits.conf")
     if memlock is not None and facts["torch"].get("gpu_names"):
-        yield finding("warning", "memlock", f"memlock is limited to {_size(memlock)}", "InfiniBand needs it unlimited")
+        text = f"memlock is limited to {size_text(memlock)}"
+        yield finding("warning", "memlock", text, "InfiniBand needs it unlimited")
 
 
 def _merged(items: Iterable[CheckFinding]) -> list[CheckFinding]:

@@ -175,7 +175,7 @@ async def _collective(links: Sequence[NodeLink], ports: str) -> dict[str, Any]:
     request = {"world": len(links), "host": links[0].host.address, "timeout_s": COLLECTIVE_S, "ports": ports}
     try:
 
-        async def start(rank: int, **store: Any) -> dict[str, Any]:
+        async def start(rank: int, **store: Any) -> Any:
             one = {**request, "rank": rank, "address": links[rank].host.address, **store}
             return (await links[rank].channel.call("collective_start", one, timeout=COLLECTIVE_DEADLINE)).data
 

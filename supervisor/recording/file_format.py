@@ -15,24 +15,22 @@ In: documents, lines of logs. Out: members of the file, and back.
 Times are nanoseconds since the epoch by the coordinator's clock. Bytes that are not UTF-8 are lone surrogates.
 """
 
-from __future__ import annotations
-
 import datetime
 import json
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from remote_agent.wire.documents import (
     MAX_TIME_NS,
-    count,
-    generation,
-    rank,
-    read_nccl_node,
-    read_nccl_summary,
-    read_status_changes,
-    time_ns,
+    Count,
+    GenerationNumber,
+    NcclNode,
+    NcclSummary,
+    RankNumber,
+    StatusChanges,
+    TimeNs,
 )
-from remote_agent.wire.gate import Misfit, by_name, each, flag, maybe, name, parse, record, text
+from remote_agent.wire.gate import JsonObject, Misfit, Name, parse, reader
 from supervisor.errors import UsageError
 
 FORMAT = "supervisor-recording"
@@ -40,43 +38,51 @@ VERSION = 1
 META, EVENTS, STATUSES, LOGS = "recording.json", "events.jsonl", "status.jsonl", "logs.jsonl"
 
 MAX_NUMBER = 2**62
-_OBJECT = record({})
-read_meta = record(
-    {
-        "job": text,
-        "end_ns": time_ns,
-        "nccl": maybe(read_nccl_summary),
-        "hosts": each(
-            record(
-                {
-                    "name": name,
-                    "state": text,
-                    "step": text,
-                    "text": text,
-                    "error": maybe(text),
-                    "hint": text,
-                    "hello": _OBJECT,
-                    "engine": _OBJECT,
-                }
-            )
-        ),
-    },
-    {"nccl_nodes": by_name(maybe(read_nccl_node))},
-)
-read_status_row = record({"t_ns": time_ns, "whole": flag, "changes": read_status_changes})
-read_log = record(
-    {
-        "node": name,
-        "generation": generation,
-        "rank": rank,
-        "stream": name,
-        "size": count,
-        "lines": count,
-        "begin_ns": maybe(time_ns),
-        "member": maybe(text),
-        "error": maybe(text),
-    }
-)
+
+
+class RecordedHost(TypedDict):
+    name: Name
+    state: str
+    step: str
+    text: str
+    error: str | None
+    hint: str
+    hello: JsonObject
+    engine: JsonObject
+
+
+class _RecordingMeta(TypedDict):
+    job: str
+    end_ns: TimeNs
+    nccl: NcclSummary | None
+    hosts: list[RecordedHost]
+
+
+class RecordingMeta(_RecordingMeta, total=False):
+    nccl_nodes: dict[str, NcclNode | None]
+
+
+class StatusRow(TypedDict):
+    t_ns: TimeNs
+    whole: bool
+    changes: StatusChanges
+
+
+class RecordedLog(TypedDict):
+    node: Name
+    generation: GenerationNumber
+    rank: RankNumber
+    stream: Name
+    size: Count
+    lines: Count
+    begin_ns: TimeNs | None
+    member: str | None
+    error: str | None
+
+
+read_meta = reader(RecordingMeta)
+read_status_row = reader(StatusRow)
+read_log = reader(RecordedLog)
 
 # Node, generation, rank, stream.
 NodeStream = tuple[str, int, int, str]

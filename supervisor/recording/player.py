@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from remote_agent.diagnose.incidents import incidents_in
@@ -21,16 +21,14 @@ from supervisor.recording import reading
 
 if TYPE_CHECKING:
     from remote_agent.wire import Answer
-    from remote_agent.wire.events import JournalEvent
-    from supervisor.history import Series
+    from remote_agent.wire.documents import IncidentDocument, JournalEvent, Json, Status
+    from supervisor.history import Series, SeriesQuery
     from supervisor.link.view import Notice
     from supervisor.logs.selection import Selection
     from supervisor.nccl import Fabric
     from supervisor.recording.reading import Recording
 
 SPEEDS = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
-
-Json = dict[str, Any]
 
 
 class PlayedClocks(Clocks):
@@ -76,7 +74,7 @@ class Player:
         self._version = 0
         self._seen: tuple[int, int, int] = (-1, -1, -1)
         self._events: list[JournalEvent] = []
-        self._incidents: list[Json] = []
+        self._incidents: list[IncidentDocument] = []
         self._states = reading.RecordedHistory(recording)
 
     async def __aenter__(self) -> Player:
@@ -167,12 +165,12 @@ class Player:
         return self._events
 
     @property
-    def incidents(self) -> list[Json]:
+    def incidents(self) -> list[IncidentDocument]:
         """The incidents up to now."""
         return self._incidents if self.events else []
 
     @property
-    def status(self) -> Json:
+    def status(self) -> Status:
         """The status at that time."""
         return self.recording.status(bisect_right(self.recording.status_times_ns, self.now_ns))
 
@@ -186,15 +184,15 @@ class Player:
         """True when the job is over at that time."""
         return self.status.get("state") in ENDED_STATES
 
-    async def request(self, verb: str, **_args: Any) -> Json:
+    async def request(self, verb: str, **_args: Any) -> NoReturn:
         """Raise RequestFailed: a recording cannot be changed."""
         raise RequestFailed(f"{verb}: this is a recording", "attach to the job itself")
 
     async def edited(self) -> Json:
         """Raise RequestFailed: nothing can be started from a recording."""
-        return await self.request("sync")
+        await self.request("sync")
 
-    async def shell(self, _terminal: Any, _node: str, _rank: int | None) -> None:
+    async def shell(self, *_args: Any) -> None:
         """Raise RequestFailed: a recording has no nodes."""
         await self.request("shell")
 
@@ -204,18 +202,15 @@ class Player:
 
     async def stacks(self, _ranks: list[int] | None) -> Json:
         """Raise RequestFailed: no rank of a recording is alive."""
-        return await self.request("stacks")
+        await self.request("stacks")
 
     async def nccl(self) -> Fabric:
         """Return how the nodes reach each other, as NCCL reported when the recording was made."""
         return to_fabric(self.recording.meta.get("nccl_nodes", {}), self.status)
 
-    async def series(self, kinds: Sequence[str], ids: Sequence[int] | None, seconds: float, points: int) -> Series:
-        """Return the newest seconds of these kinds, as a session does, from the recorded states."""
-        wanted = history.query(kinds, ids, seconds, points)
-        nodes = await self._states.up_to(self.now_ns)
-        spans = {name: one.spans(kinds, ids, wanted.level, wanted.buckets) for name, one in nodes.items()}
-        return history.merge(wanted, spans)
+    async def series(self, wanted: SeriesQuery) -> Series:
+        """Return what a session would, from the recorded states."""
+        return history.of_histories(wanted, await self._states.up_to(self.now_ns))
 
     async def cancel_launch(self) -> None:
         """Do nothing: a recording has no launch."""

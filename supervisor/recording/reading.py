@@ -24,8 +24,8 @@ from remote_agent.history import pyramid, samples
 from remote_agent.text.patterns import LINE_S, Pattern, TooLong, compile_pattern, make_filter
 from remote_agent.text.rows import RECORD_GAP_NS, RECORD_LIMIT, RecordReader
 from remote_agent.wire import Answer, Problem
-from remote_agent.wire.documents import MAX_ROWS, count, parse_event
-from remote_agent.wire.gate import Misfit, parse, record, text
+from remote_agent.wire.documents import MAX_ROWS, Count, parse_event
+from remote_agent.wire.gate import Misfit, parse, record
 from remote_agent.wire.status_diff import merge
 from supervisor.errors import RequestFailed
 from supervisor.link.view import HostView
@@ -35,6 +35,7 @@ from supervisor.recording import file_format
 from supervisor.recording.file_format import Line, NodeStream, RecordingError
 
 if TYPE_CHECKING:
+    from remote_agent.wire.documents import Status
     from supervisor.logs.selection import RecordFilter, Selection
 
 # Memory for logs, and of a row besides its text; the least recently used log is dropped first.
@@ -52,9 +53,7 @@ HOST = ("name", "state", "step", "text", "error", "hint")
 # What the library raises for a damaged file.
 _BROKEN_FILE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, struct.error, ValueError, OverflowError)
 _ENCRYPTED = 1
-_HEAD = record({"format": text, "version": count}, {"supervisor": text})
-
-Json = dict[str, Any]
+_HEAD = record({"format": str, "version": Count}, {"supervisor": str})
 
 
 class Lines:
@@ -85,13 +84,13 @@ class Lines:
         some._set(rows)
         return some
 
-    def there(self, now_ns: int) -> int:
+    def count_at(self, now_ns: int) -> int:
         """Return how many of the rows exist at a time."""
         return bisect_right(self.times_ns, now_ns)
 
     def total(self, now_ns: int) -> int:
         """Return how many lines the file has at a time, as far as they are recorded."""
-        there = self.there(now_ns)
+        there = self.count_at(now_ns)
         return self.numbers[there - 1] + 1 if there else 0
 
     def window(self, first: int, last: int) -> Iterator[Line]:
@@ -112,27 +111,30 @@ class Recording:
     def __init__(self, path: Path, file: zipfile.ZipFile) -> None:
         self.path = path
         self._file = file
-        self.meta: Json = _meta(path, file)
+        self.meta = _meta(path, file)
         self.events = [parse_event(line) for line in _read(path, file, file_format.EVENTS).splitlines()]
         # The clock of a coordinator that took over may be behind; the order of the journal is certain.
         self.event_times_ns = list(accumulate((file_format.read_time(event["time"]) for event in self.events), max))
         self.status_times_ns: list[int] = []
         self._statuses: list[bytes] = []
         self._wholes: list[int] = []
-        self._folded: tuple[int, Json] = (0, {})
+        self._folded: tuple[int, Status] = (0, {})
         self._read_statuses(_read(path, file, file_format.STATUSES).splitlines())
-        self.hosts = [HostView(**{key: host[key] for key in HOST}) for host in self.meta["hosts"]]
+        self.hosts = [
+            HostView(host["name"], host["state"], host["step"], host["text"], host["error"], host["hint"])
+            for host in self.meta["hosts"]
+        ]
         logs = [file_format.read_log(parse(line)) for line in _read(path, file, file_format.LOGS).splitlines()]
-        self.files: dict[NodeStream, Json] = {
+        self.files: dict[NodeStream, file_format.RecordedLog] = {
             (one["node"], one["generation"], one["rank"], one["stream"]): one
             for one in logs
             if one["begin_ns"] is not None
         }
         if [event["seq"] for event in self.events] != list(range(1, len(self.events) + 1)):
             raise Misfit("the journal has gaps")
-        self.job: str = self.meta["job"]
+        self.job = self.meta["job"]
         self.begin_ns = min([*self.event_times_ns[:1], *self.status_times_ns[:1]], default=0)
-        self.end_ns: int = max(self.meta["end_ns"], self.begin_ns)
+        self.end_ns = max(self.meta["end_ns"], self.begin_ns)
         self._filter: object = None
         self._filtered: dict[NodeStream, Lines] = {}
         """The lines of each file that pass the newest filter."""
@@ -146,7 +148,7 @@ class Recording:
 
     def _read_statuses(self, lines: Iterable[bytes]) -> None:
         """Read all changes of the status, and check that each one follows from those before; raises Misfit."""
-        status: Json = {}
+        status: Status = {}
         for number, line in enumerate(lines):
             row = file_format.read_status_row(parse(line))
             try:
@@ -158,7 +160,7 @@ class Recording:
             if row["whole"]:
                 self._wholes.append(number)
 
-    def status(self, count: int) -> Json:
+    def status(self, count: int) -> Status:
         """Return the status after this many changes."""
         at, status = self._folded
         whole = bisect_left(self._wholes, count)
@@ -170,7 +172,7 @@ class Recording:
         self._folded = (count, status)
         return status
 
-    def change(self, number: int, before: Json) -> Json:
+    def change(self, number: int, before: Status) -> Status:
         """Return the status after one change, given the one before it."""
         whole = bisect_left(self._wholes, number)
         is_whole = number == 0 or self._wholes[whole : whole + 1] == [number]
@@ -196,7 +198,7 @@ class Recording:
         lines = self._held.get(file)
         if lines is None:
             try:
-                lines = Lines(self._read_lines(self.files[file]["member"]))
+                lines = Lines(self._read_lines(str(self.files[file]["member"])))
             except Misfit as error:
                 raise _damaged(self.path, error) from error
             self._held[file] = lines
@@ -228,7 +230,7 @@ class RecordedHistory:
 
     def _start(self) -> None:
         self._nodes: dict[str, pyramid.History] = {}
-        self._status: Json = {}
+        self._status: Status = {}
         self._added = 0
         self._next_ns = 0
 
@@ -250,13 +252,13 @@ class RecordedHistory:
             return
         self._next_ns = t_ns + EVERY_NS
         for node in self._status.get("nodes", ()):
-            found = dict(samples.of_node(node.get("vitals")))
+            values = dict(samples.of_node(node.get("vitals")))
             for rank in node.get("ranks", ()):
                 if rank.get("state") == "running":
-                    found.update(
+                    values.update(
                         samples.of_rank(rank["rank"], rank.get("step"), rank.get("progress"), rank.get("vitals"))
                     )
-            self._nodes.setdefault(node["name"], pyramid.History()).add(t_ns / 1e9, found)
+            self._nodes.setdefault(node["name"], pyramid.History()).add(t_ns / 1e9, values)
 
 
 def load(path: Path) -> Recording:
@@ -284,7 +286,7 @@ def _damaged(path: Path, error: Exception) -> RecordingError:
     return RecordingError(f"{path}: the recording is cut short or damaged ({error})", "copy it, or record it, again")
 
 
-def _meta(path: Path, file: zipfile.ZipFile) -> Json:
+def _meta(path: Path, file: zipfile.ZipFile) -> file_format.RecordingMeta:
     """Return what the recording says about itself; raises RecordingError, Misfit."""
     if file_format.META not in file.namelist():
         raise RecordingError(f"{path}: not a recording", "`supervisor record` makes one")
@@ -298,7 +300,7 @@ def _meta(path: Path, file: zipfile.ZipFile) -> Json:
             f"this version reads up to format {file_format.VERSION}",
             "install a newer supervisor",
         )
-    return dict(file_format.read_meta(meta))
+    return file_format.read_meta(meta)
 
 
 def _read(path: Path, file: zipfile.ZipFile, member: str) -> bytes:
@@ -356,26 +358,26 @@ def window(recording: Recording, file: NodeStream, now_ns: int, args: Mapping[st
     if args.get("at_ns") is not None:
         # The next line may come later in the recording.
         later = bisect_left(lines.times_ns, args["at_ns"])
-        at = lines.numbers[later] if later < lines.there(now_ns) else max(0, total - 1)
+        at = lines.numbers[later] if later < lines.count_at(now_ns) else max(0, total - 1)
         first = max(0, at + line)
     else:
         first = max(0, total + line) if line < 0 else line
-    found = list(lines.window(first, min(total, first + min(int(args["count"]), MAX_ROWS))))
-    there = lines.there(now_ns)
+    rows = list(lines.window(first, min(total, first + min(int(args["count"]), MAX_ROWS))))
+    there = lines.count_at(now_ns)
     data = {
         "line": first,
         "at": at,
         "total_lines": total,
         "size": lines.rows[there - 1].offset + len(lines.rows[there - 1].text) if there else 0,
         "complete": True,
-        "rows": [{"line": row.line, "offset": row.offset, "t_ns": row.t_ns, "level": row.level} for row in found],
+        "rows": [{"line": row.line, "offset": row.offset, "t_ns": row.t_ns, "level": row.level} for row in rows],
     }
-    return Answer(data, b"\n".join(row.text for row in found))
+    return Answer(data, b"\n".join(row.text for row in rows))
 
 
 def selected(recording: Recording, selection: Selection, now_ns: int) -> list[NodeStream]:
     """Return the selected files with lines at that time; without a generation, those of the newest one."""
-    begun = [file for file, one in recording.files.items() if one["begin_ns"] <= now_ns]
+    begun = [file for file, one in recording.files.items() if (one["begin_ns"] or 0) <= now_ns]
     newest = max((generation for _, generation, _, _ in begun), default=0)
     wanted = newest if selection.generation is None else selection.generation
     return [
@@ -408,7 +410,7 @@ def counted(
     for file in selected(recording, selection, now_ns):
         # Read once: not all of them may be held in memory at a time.
         lines = recording.lines(file)
-        there = lines.there(now_ns)
+        there = lines.count_at(now_ns)
         since, until = (bisect_left(lines.times_ns, t_ns, 0, there) for t_ns in (since_ns, until_ns))
         between, before, behind = between + until - since, before + since, behind + there - until
         ends.setdefault(file[0], {})[file[1:]] = lines.total(now_ns)
@@ -422,22 +424,22 @@ async def merged(
 
     Rows of one time are never separated.
     """
-    found: list[LogLine] = []
+    rows: list[LogLine] = []
     files = await _chosen(recording, selection, now_ns)
     spans = list(_spans(files, now_ns, before_ns, after_ns))
     for file, lines, begin, end in _nearest(spans, count, forwards=after_ns is not None):
-        found += [row_of(file, line) for line in lines.rows[begin:end]]
-    found.sort(key=lambda row: row.t_ns)
-    there = sum(end - begin for _, _, begin, end in spans)
+        rows += [row_of(file, line) for line in lines.rows[begin:end]]
+    rows.sort(key=lambda row: row.t_ns)
+    total = sum(end - begin for _, _, begin, end in spans)
     if after_ns is not None:
-        end = min(count, len(found))
-        while 0 < end < len(found) and found[end - 1].t_ns == found[end].t_ns:
+        end = min(count, len(rows))
+        while 0 < end < len(rows) and rows[end - 1].t_ns == rows[end].t_ns:
             end += 1
-        return found[:end], end < there
-    begin = max(0, len(found) - count)
-    while begin > 0 and found[begin - 1].t_ns == found[begin].t_ns:
+        return rows[:end], end < total
+    begin = max(0, len(rows) - count)
+    while begin > 0 and rows[begin - 1].t_ns == rows[begin].t_ns:
         begin -= 1
-    return found[begin:], len(found) - begin < there
+    return rows[begin:], len(rows) - begin < total
 
 
 def _spans(
@@ -446,7 +448,7 @@ def _spans(
     """Yield the rows of each file that lie between the times."""
     for file, lines in files:
         begin = 0 if after_ns is None else bisect_left(lines.times_ns, after_ns)
-        end = lines.there(now_ns)
+        end = lines.count_at(now_ns)
         if before_ns is not None:
             end = min(end, bisect_left(lines.times_ns, before_ns))
         if begin < end:
@@ -487,7 +489,7 @@ def _matches(pattern: Pattern, text: bytes) -> bool:
         return pattern.matches(text)
     except TooLong:
         what = f"the pattern takes more than {LINE_S:g} s on one line"
-        raise RequestFailed(what, "fewer * and + in it, or words between them", "pattern") from None
+        raise RequestFailed(what, "use fewer * and + in it, or put words between them", "pattern") from None
 
 
 async def search(
@@ -512,7 +514,7 @@ async def search(
     lowest = LEVELS.index(level[:1].upper()) if level else 0
     hits = 0
     for file, lines in await _chosen(recording, selection, now_ns):
-        for number, line in enumerate(lines.rows[: lines.there(now_ns)]):
+        for number, line in enumerate(lines.rows[: lines.count_at(now_ns)]):
             if number % LINES_PER_TURN == 0:
                 await asyncio.sleep(0)
             if LEVELS.index(line.level or "I") >= lowest and _matches(compiled, line.text):
@@ -539,13 +541,13 @@ async def nearest(
     `note_span` is called with the times between which no hit is missing.
     """
     end_ns = now_ns + 1 if until_ns is None else until_ns
-    found = [row async for row in search(recording, selection, now_ns, **query) if since_ns <= row.t_ns < end_ns]
-    found.sort(key=lambda row: row.t_ns)
-    if len(found) > limit and way > 0:
-        until_ns = end_ns = found[limit - 1].t_ns + 1
-    elif len(found) > limit:
-        since_ns = found[-limit].t_ns
-    for row in found:
+    hits = [row async for row in search(recording, selection, now_ns, **query) if since_ns <= row.t_ns < end_ns]
+    hits.sort(key=lambda row: row.t_ns)
+    if len(hits) > limit and way > 0:
+        until_ns = end_ns = hits[limit - 1].t_ns + 1
+    elif len(hits) > limit:
+        since_ns = hits[-limit].t_ns
+    for row in hits:
         if since_ns <= row.t_ns < end_ns:
             yield row
     note_span(since_ns or None, until_ns)

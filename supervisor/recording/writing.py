@@ -10,7 +10,6 @@ import asyncio
 import heapq
 import json
 import os
-import re
 import tempfile
 import time
 import zipfile
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from remote_agent.diagnose.incidents import incidents_in
+from remote_agent.text.names import RANK_LOG
 from remote_agent.wire.events import ENDED_STATES
 from remote_agent.wire.status_diff import changes, merge
 from supervisor import __version__
@@ -35,16 +35,16 @@ from supervisor.recording.reading import HOST
 
 if TYPE_CHECKING:
     from remote_agent.wire import Answer
+    from remote_agent.wire.documents import Document, IncidentDocument, Json, Status
     from supervisor.link.host_link import Link
     from supervisor.session import Session
+    from supervisor.ssh.answers import EngineFacts
 
 # How many files are requested at once, and the size from which an excerpt is buffered on the disk.
 AT_ONCE = 8
 HELD_BYTES = 4 * 1024 * 1024
 CHUNK = 1024 * 1024
 ENGINE_DEADLINE = 5.0
-
-Json = dict[str, Any]
 
 
 def check_free(path: Path) -> None:
@@ -61,7 +61,7 @@ async def write(session: Session, path: Path, *, limit: Limit, seen: Iterable[Se
     """
     check_free(path)
     history = await session.stream("history")
-    status = session.status if session.ended else await session.call("status")
+    status: Status = session.status if session.ended else await session.call("status")
     session.set_status(status)  # for the clocks of the nodes
     events = await session.journal()
     times = {event["seq"]: file_format.read_time(event["time"]) for event in events}
@@ -103,9 +103,11 @@ async def host_facts(session: Session) -> list[Json]:
     ]
 
 
-async def _engine(link: Link) -> Json:
+async def _engine(link: Link) -> EngineFacts:
     """Return the facts about torch on the host, {} without a live agent."""
-    facts = await link.try_call("await_engine", timeout_s=ENGINE_DEADLINE) if link.view.live else None
+    facts: EngineFacts | None = (
+        await link.try_call("await_engine", timeout_s=ENGINE_DEADLINE) if link.view.live else None
+    )
     return link.view.engine if facts is None else facts
 
 
@@ -209,23 +211,22 @@ async def watch(session: Session, stop: asyncio.Event) -> list[Seen]:
     return seen
 
 
-def _lasting(status: Mapping[str, Any]) -> object:
+def _lasting(status: Status) -> object:
     """Return the parts of the status that do not change constantly."""
     ranks = [
-        (node.get("name"), node.get("state"), rank.get("rank"), rank.get("state"))
+        (node["name"], node.get("state"), [(rank["rank"], rank.get("state")) for rank in node.get("ranks", ())])
         for node in status.get("nodes", ())
-        for rank in (node.get("ranks") or [{}])
     ]
-    incident = status.get("incident") or {}
+    incident: Document = status.get("incident") or {}
     known = (status.get(key) for key in ("state", "condition", "generation", "plan"))
     return *known, *(incident.get(key) for key in ("id", "state", "ongoing", "preliminary", "summary")), ranks
 
 
 def status_rows(
-    history: Iterable[Mapping[str, Any]], times: Mapping[int, int], seen: Iterable[Seen], last: tuple[int, Json]
+    history: Iterable[Mapping[str, Any]], times: Mapping[int, int], seen: Iterable[Seen], last: tuple[int, Status]
 ) -> Iterator[Json]:
     """Yield the rows of `history` (by the `times` of its records), of the statuses `seen`, and of the `last` one."""
-    before: Json = {}
+    before: Status = {}
     before_ns = number = 0
     moments = heapq.merge(_replayed(history, times), _unpacked(seen), key=lambda moment: moment[0])
     for t_ns, status in chain(moments, [(last[0], redact.document(last[1]))]):
@@ -236,8 +237,8 @@ def status_rows(
             yield {"t_ns": before_ns, "whole": whole, "changes": delta}
 
 
-def _replayed(history: Iterable[Mapping[str, Any]], times: Mapping[int, int]) -> Iterator[tuple[int, Json]]:
-    status: Json = {}
+def _replayed(history: Iterable[Mapping[str, Any]], times: Mapping[int, int]) -> Iterator[tuple[int, Status]]:
+    status: Status = {}
     t_ns = 0
     for item in history:
         status = merge(status, redact.document(item["changes"]))
@@ -247,7 +248,7 @@ def _replayed(history: Iterable[Mapping[str, Any]], times: Mapping[int, int]) ->
             yield t_ns, status
 
 
-def _unpacked(seen: Iterable[Seen]) -> Iterator[tuple[int, Json]]:
+def _unpacked(seen: Iterable[Seen]) -> Iterator[tuple[int, Status]]:
     for t_ns, packed in seen:
         yield t_ns, json.loads(zlib.decompress(packed))
 
@@ -263,8 +264,6 @@ ASK_DEADLINE = 60.0
 INDEX_DEADLINE = 300.0
 # More than any file has.
 BEYOND = 10**15
-
-_PLACE = re.compile(r"generation_(\d+)/rank_(\d+)/(stdout|stderr|nccl)\.log\Z")
 
 
 class Limit(NamedTuple):
@@ -353,7 +352,7 @@ class Excerpt:
         return Line(int(row["line"]), int(row["offset"]), t_ns, row.get("level"), redacted)
 
 
-async def excerpts(session: Session, incidents: Iterable[Mapping[str, Any]], limit: Limit) -> dict[NodeStream, Excerpt]:
+async def excerpts(session: Session, incidents: Iterable[IncidentDocument], limit: Limit) -> dict[NodeStream, Excerpt]:
     """Return the files of all reachable nodes with the excerpt of each; raises Unreachable, RequestFailed."""
     clocks = Clocks(session)
     wanted = evidence_lines(incidents)
@@ -366,13 +365,13 @@ async def excerpts(session: Session, incidents: Iterable[Mapping[str, Any]], lim
     return result
 
 
-def evidence_lines(incidents: Iterable[Mapping[str, Any]]) -> dict[NodeStream, list[int]]:
+def evidence_lines(incidents: Iterable[IncidentDocument]) -> dict[NodeStream, list[int]]:
     """Return the lines, counted from 0, that incidents quote, by file."""
     lines: dict[NodeStream, list[int]] = {}
     for incident in incidents:
         for proof in incident.get("evidence") or ():
-            place = _PLACE.search(str(proof.get("file") or ""))
-            if place is not None and proof.get("node") and isinstance(proof.get("line"), int):
-                key = (str(proof["node"]), int(place[1]), int(place[2]), place[3])
+            place = RANK_LOG.search(str(proof.get("file") or ""))
+            if place is not None and proof["node"] and proof["line"] is not None:
+                key = (proof["node"], int(place[1]), int(place[2]), place[3])
                 lines.setdefault(key, []).append(proof["line"] - 1)
     return lines

@@ -4,30 +4,29 @@ In: a request and its answer. Out: the same answer, whose fields have the types 
 MalformedAnswer, which names the host, the request and the field. Code behind the gate needs no checks.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
-from typing import Any, cast
+from typing import Annotated, Any, TypedDict, cast
 
 from remote_agent.history.pyramid import BUCKETS
-from remote_agent.wire import Answer, CallFailed, Channel, Items, WireError
-from remote_agent.wire.documents import INCIDENT as _INCIDENT
+from remote_agent.wire import Answer, Args, CallFailed, Channel, Items, WireError
 from remote_agent.wire.documents import (
     MAX_RANKS,
     MAX_TIME_NS,
-    count,
-    generation,
-    rank,
+    Count,
+    GenerationNumber,
+    HistoryItem,
+    IncidentDocument,
+    NcclSummary,
+    RankNumber,
+    RequestReply,
+    TimeNs,
     read_event,
     read_nccl_node,
-    read_nccl_summary,
     read_status,
-    read_status_changes,
-    time_ns,
 )
-from remote_agent.wire.gate import Misfit, by_name, each, flag, maybe, name, number, record, row, text, whole
+from remote_agent.wire.gate import JsonObject, Misfit, Name, reader, record, row, whole
 from supervisor.actions import ACTIONS
 from supervisor.errors import HostError, one_line
 
@@ -42,97 +41,152 @@ LEVELS = ("D", "I", "W", "E", None)
 MAX_STREAM = 64
 _LARGE = 2**62
 
-_port = whole(0, 65535)
-_nothing = record({})
-_file = {"generation": generation, "rank": rank, "stream": name}
-_clock = {"clock_offset_ms": number, "clock_error_ms": number}
-_members = by_name(record({"address": text, "port": _port}))
+Port = Annotated[int, whole(0, 65535)]
+Large = Annotated[int, whole(0, _LARGE)]
+Address = TypedDict("Address", {"address": str, "port": Port})
+_NOTHING = record({})
+_MODE = Annotated[int, whole(0, 0o777)]
+_CHILDREN = dict[str, list[Annotated[Any, record({"name": str, "doing": str, "stack": str})]]]
+_CLOCK = {"clock_offset_ms": float, "clock_error_ms": float}
 
-_HELLO = {
-    "version": text,
-    "hostname": text,
-    "user": text,
-    "python": text,
-    "executable": text,
-    "home": text,
-    "cpu_count": count,
-    "disk_free": maybe(count),
-    "shm_free": maybe(count),
-    "time_ns": time_ns,
-    "pid": count,
-}
-_TORCH = {"torch": text, "cuda": maybe(text), "nccl": maybe(text)}
-_JOB = {
-    "job": name,
-    "node": maybe(name),
-    "live": flag,
-    "agent_pid": maybe(count),
-    "tree": maybe(text),
-    "script": maybe(text),
-    "created_ns": maybe(time_ns),
-    "updated_ns": maybe(time_ns),
-    "state": text,
-    "generation": generation,
-    "world_size": count,
-    "warm_until_ns": maybe(time_ns),
-}
-_BASIS = {"authorities": each(text), "program": text}
-_IDENTITY = record(
-    {"job": name, "node": name, "term": count, "role": text, "live": flag, "last_seq": count, "members": _members},
+
+class HostFacts(TypedDict, total=False):
+    version: str
+    hostname: str
+    user: str
+    python: str
+    executable: str
+    home: str
+    cpu_count: Count
+    disk_free: Count | None
+    shm_free: Count | None
+    time_ns: TimeNs
+    pid: Count
+
+
+class Hello(HostFacts, total=False):
+    """A host's answer to `hello`; it has no fields before that."""
+
+    protocol: Count
+    clock_offset_ms: float
+    """How far its clock is ahead of ours: measured here."""
+    clock_error_ms: float
+
+
+class TorchFacts(TypedDict, total=False):
+    torch: str
+    cuda: str | None
+    nccl: str | None
+
+
+class EngineFacts(TorchFacts, total=False):
+    nproc: RankNumber
+    python: str
+
+
+class ListedJob(TypedDict):
+    job: Name
+    node: Name | None
+    live: bool
+    agent_pid: Count | None
+    tree: str | None
+    script: str | None
+    created_ns: TimeNs | None
+    updated_ns: TimeNs | None
+    state: str
+    generation: GenerationNumber
+    world_size: Count
+    warm_until_ns: TimeNs | None
+
+
+JobList = TypedDict("JobList", {"jobs": list[ListedJob]})
+Cleaned = TypedDict("Cleaned", {"removed": list[str], "kept": list[str], "bytes": Count})
+
+
+class _LogFileEntry(TypedDict):
+    generation: GenerationNumber
+    rank: RankNumber
+    stream: Name
+    size: Large
+
+
+class LogFileEntry(_LogFileEntry, total=False):
+    lines: Count | None
+    first_ns: TimeNs | None
+    last_ns: TimeNs | None
+    copy: bool
+    """It is what another node has kept of a lost node's file."""
+    node: Any
+    """Where the file is: added here."""
+
+
+class Basis(TypedDict, total=False):
+    authorities: list[str]
+    program: str
+
+
+class Identity(Basis, total=False):
+    """What an agent is in its job; it has no fields before the host has answered."""
+
+    job: Name
+    node: Name
+    term: Count
+    role: str
+    live: bool
+    last_seq: Count
+    members: dict[str, Address]
+    coordinator: Name | None
+    journal_term: Count
+    coordinator_reachable: bool
+    joining: bool
+    peer_port: Port
+    ended: bool
+    version: str
+    build: str
+
+
+_read_identity = reader(Identity, "job", "node", "term", "role", "live", "last_seq", "members")
+_read_facts = record(
     {
-        "coordinator": maybe(name),
-        "journal_term": count,
-        "coordinator_reachable": flag,
-        "peer_port": _port,
-        "ended": flag,
-        "version": text,
-        "build": text,
-        **_BASIS,
-    },
-)
-_FACTS = record(
-    {
-        "sockets": record({"kind": text, "message": text}),
-        "torch": record({}, {**_TORCH, "error": text, "gpu_names": each(text)}),
-        "driver": maybe(text),
-        "gpu_processes": maybe(each(text)),
-        "env": by_name(text),
-        "disk_free": by_name(maybe(count)),
-        "shm": maybe(record({"total": count, "free": count})),
-        "memlock": maybe(count),
-        "open_files": maybe(count),
-        "load": number,
-        "live_jobs": each(text),
-        "left_over": each(record({"pid": count, "job": text})),
-        "code": maybe(text),
+        "sockets": Annotated[Any, record({"kind": str, "message": str})],
+        "torch": Annotated[Any, record({}, {**TorchFacts.__annotations__, "error": str, "gpu_names": list[str]})],
+        "driver": str | None,
+        "gpu_processes": list[str] | None,
+        "env": dict[str, str],
+        "disk_free": dict[str, Count | None],
+        "shm": Annotated[Any, record({"total": Count, "free": Count})] | None,
+        "memlock": Count | None,
+        "open_files": Count | None,
+        "load": float,
+        "live_jobs": list[str],
+        "left_over": list[Annotated[Any, record({"pid": Count, "job": str})]],
+        "code": str | None,
     },
     # They stand beside those of `hello`.
-    {**{key: shape for key, shape in _HELLO.items() if key != "disk_free"}, **_clock},
+    {**{key: kind for key, kind in HostFacts.__annotations__.items() if key != "disk_free"}, **_CLOCK},
 )
-_TREE_CHANGES = {"root": text, "changed": count, "removed": count, "conflicts": each(text)}
-_ENTRY = record({"accepted": flag, "message": text}, {"hint": text})
-_REPLY = record({"accepted": flag, "message": text}, {"generation": generation, "seq": count, "nodes": by_name(_ENTRY)})
-_POSITIONS = each(row(generation, rank, name, whole(0, _LARGE)))
+_TREE_CHANGES = {"root": str, "changed": Count, "removed": Count, "conflicts": list[str]}
+_POSITIONS = list[Annotated[Any, row(GenerationNumber, RankNumber, Name, Large)]]
 _PAGE = {
-    "apart": count,
-    "more": flag,
-    "complete": flag,
-    "around": flag,
-    "done": flag,
-    "counted": count,
-    "before": count,
-    "behind": count,
-    "begun_ns": maybe(time_ns),
-    "since_ns": maybe(time_ns),
-    "until_ns": maybe(time_ns),
-    "ends": maybe(each(row(generation, rank, name, maybe(count)))),
-    "first": maybe(generation),
+    "apart": Count,
+    "more": bool,
+    "complete": bool,
+    "around": bool,
+    "done": bool,
+    "counted": Count,
+    "before": Count,
+    "behind": Count,
+    "begun_ns": TimeNs | None,
+    "since_ns": TimeNs | None,
+    "until_ns": TimeNs | None,
+    "ends": list[Annotated[Any, row(GenerationNumber, RankNumber, Name, Count | None)]] | None,
+    "first": GenerationNumber | None,
     "after": _POSITIONS,
 }
 
 
 def _facts(value: Any) -> Any:
-    facts = _FACTS(value)
+    facts = _read_facts(value)
     if not facts["disk_free"]:
         raise Misfit("disk_free is empty")
     if not facts["torch"].keys() & {"torch", "error"}:
@@ -141,7 +195,7 @@ def _facts(value: Any) -> Any:
 
 
 def _identity(value: Any) -> Any:
-    identity = _IDENTITY(value)
+    identity = _read_identity(value)
     if identity["live"] and identity["node"] not in identity["members"]:
         raise Misfit("members has no address of the node itself")
     return identity
@@ -189,9 +243,14 @@ def _plain(shape: Callable[[Any], Any]) -> Read:
     return lambda data, _body: shape(data)
 
 
+def _with(**needed: Any) -> Read:
+    """Return the reader of a document with these fields, each of its type."""
+    return _plain(record(needed))
+
+
 def _with_rows(*, files: bool, **needed: Any) -> Read:
     """Return the reader of a page: as many rows as its body has lines."""
-    shape = record(needed, {**_PAGE, "rows": _rows(files)})
+    shape = record(needed, {**_PAGE, "rows": Annotated[Any, _rows(files)]})
 
     def read(data: Any, body: bytes) -> Any:
         page = shape(data)
@@ -203,8 +262,11 @@ def _with_rows(*, files: bool, **needed: Any) -> Read:
     return read
 
 
-_CHUNK = record({**_file, "offset": whole(0, _LARGE)}, {"t_ns": maybe(time_ns), "dropped": count, "replaced": flag})
-_BEGINNING = record({}, {"first": maybe(generation), "after": _POSITIONS})
+_CHUNK = record(
+    {"generation": GenerationNumber, "rank": RankNumber, "stream": Name, "offset": Large},
+    {"t_ns": TimeNs | None, "dropped": Count, "replaced": bool},
+)
+_BEGINNING = record({}, {"first": GenerationNumber | None, "after": _POSITIONS})
 
 
 def _follow(data: Any, body: bytes) -> Any:
@@ -212,7 +274,11 @@ def _follow(data: Any, body: bytes) -> Any:
 
 
 _SERIES = record(
-    {"count": whole(1, BUCKETS), "first": whole(-BUCKETS), "series": each(row(name, whole(-1, MAX_RANKS)))}
+    {
+        "count": Annotated[int, whole(1, BUCKETS)],
+        "first": Annotated[int, whole(-BUCKETS)],
+        "series": list[Annotated[Any, row(Name, Annotated[int, whole(-1, MAX_RANKS)])]],
+    }
 )
 
 
@@ -224,66 +290,52 @@ def _series(data: Any, body: bytes) -> Any:
 
 
 SHAPES: Mapping[str, Read] = {
-    **{op: _plain(_nothing) for op in ("attach", "assign", "introduce", "exit", "over", "tree_put", "tree_free")},
-    **{action.op: _plain(_REPLY) for action in ACTIONS if action.destructive and action.op},
-    "hello": _plain(record({"protocol": count, **_HELLO})),
-    "jobs": _plain(record({"jobs": each(record(_JOB))})),
-    "open": _plain(record({"live": flag, "node": maybe(name)})),
-    "start": _plain(record({}, {"agent_pid": count, "script": maybe(text)})),
-    "await_agent": _plain(record({"agent_pid": maybe(count)})),
-    "clean": _plain(record({"removed": each(text), "kept": each(text), "bytes": count})),
+    **{op: _plain(_NOTHING) for op in ("attach", "assign", "introduce", "exit", "over", "tree_put", "tree_free")},
+    **{action.op: _plain(reader(RequestReply)) for action in ACTIONS if action.destructive and action.op},
+    "hello": _with(protocol=Count, **HostFacts.__annotations__),
+    "jobs": _plain(reader(JobList)),
+    "open": _with(live=bool, node=Name | None),
+    "start": _plain(record({}, {"agent_pid": Count, "script": str | None})),
+    "await_agent": _with(agent_pid=Count | None),
+    "clean": _plain(reader(Cleaned)),
     "facts": _plain(_facts),
-    "listen": _plain(record({"port": _port, "token": text})),
-    "reach": _plain(record({"reached": by_name(record({}, {"ms": number, "error": text}))})),
-    "collective_start": _plain(record({}, {"port": _port})),
-    "collective_end": lambda data, _body: record({} if "error" in data else {"ms": number}, {"error": text})(data),
+    "listen": _with(port=Port, token=str),
+    "reach": _with(reached=dict[str, Annotated[Any, record({}, {"ms": float, "error": str})]]),
+    "collective_start": _plain(record({}, {"port": Port})),
+    "collective_end": lambda data, _body: record({} if "error" in data else {"ms": float}, {"error": str})(data),
     "identity": _plain(_identity),
-    "await_engine": _plain(record({"torch": text, "nproc": rank}, {**_TORCH, "python": text})),
+    "await_engine": _plain(reader(EngineFacts, "torch", "nproc")),
     "status": _plain(read_status),
-    "watch": _plain(record({"status": read_status})),
-    "events": _plain(record({"event": read_event})),
-    "history": _plain(record({"seq": count, "changes": read_status_changes})),
+    "watch": _with(status=Annotated[Any, read_status]),
+    "events": _with(event=Annotated[Any, read_event]),
+    "history": _plain(reader(HistoryItem)),
     "series": _series,
-    "incidents": _plain(record({"incidents": each(_INCIDENT)}, {"nccl": maybe(read_nccl_summary)})),
+    "incidents": _plain(record({"incidents": list[IncidentDocument]}, {"nccl": NcclSummary | None})),
     "nccl": _plain(read_nccl_node),
     # JobSpec.from_json has the shape of a description.
-    "describe": _plain(record({"ca": text, "spec": _nothing})),
-    "trust": _plain(record(_BASIS)),
-    "promote": _plain(record({"term": count, "coordinator": name, "went_on": flag})),
-    "signal": _plain(record({"refused": by_name(text)})),
-    "keep": _plain(record({"files": by_name(each(text))})),
+    "describe": _with(ca=str, spec=JsonObject),
+    "trust": _with(**Basis.__annotations__),
+    "promote": _with(term=Count, coordinator=Name, went_on=bool),
+    "signal": _with(refused=dict[str, str]),
+    "keep": _with(files=dict[str, list[str]]),
     "stacks": _plain(
-        record(
-            {"stacks": by_name(text), "unreachable": by_name(text)},
-            {"children": by_name(each(record({"name": text, "doing": text, "stack": text}))), "note": maybe(text)},
-        )
+        record({"stacks": dict[str, str], "unreachable": dict[str, str]}, {"children": _CHILDREN, "note": str | None})
     ),
-    "tree_has": _plain(record({"has": flag})),
-    "tree_plan": _plain(record({"missing": each(text), "left": each(text), **_TREE_CHANGES})),
-    "tree_commit": _plain(record({"kept_in": maybe(text), **_TREE_CHANGES})),
-    "tree_differences": _plain(record({"files": count, "changed": each(row(text, count)), "removed": each(text)})),
-    "log_list": _plain(
-        record(
-            {
-                "files": each(
-                    record(
-                        {**_file, "size": whole(0, _LARGE)},
-                        {"lines": maybe(count), "first_ns": maybe(time_ns), "last_ns": maybe(time_ns)},
-                    )
-                )
-            }
-        )
-    ),
-    "log_read": _plain(record({"offset": whole(0, _LARGE)}, {"size": whole(0, _LARGE), "eof": flag})),
+    "tree_has": _with(has=bool),
+    "tree_plan": _with(missing=list[str], left=list[str], **_TREE_CHANGES),
+    "tree_commit": _with(kept_in=str | None, **_TREE_CHANGES),
+    "tree_differences": _with(files=Count, changed=list[Annotated[Any, row(str, Count)]], removed=list[str]),
+    "log_list": _with(files=list[LogFileEntry]),
+    "log_read": _plain(record({"offset": Large}, {"size": Large, "eof": bool})),
     "log_window": _with_rows(
-        files=False, line=whole(), total_lines=maybe(count), size=whole(0, _LARGE), at=maybe(whole()), rows=_rows(False)
+        files=False, line=int, total_lines=Count | None, size=Large, at=int | None, rows=Annotated[Any, _rows(False)]
     ),
     "log_merged": _with_rows(files=True),
     "log_search": _with_rows(files=True),
     "log_rows": _with_rows(files=True),
     "log_follow": _follow,
-    "snapshot_files": _plain(record({"path": text, "files": each(row(text, whole(0, 0o777), whole(0, _LARGE), name))})),
-    "snapshot_read": _plain(_nothing),
+    "snapshot_files": _with(path=str, files=list[Annotated[Any, row(str, _MODE, Large, Name)]]),
+    "snapshot_read": _plain(_NOTHING),
 }
 """How the answer to each request is read; of a stream, each item. Verbs that change the job have one shape."""
 
@@ -344,16 +396,14 @@ class HostChannel(Channel):
         """When the newest bytes arrived, by the loop's clock."""
         return self._heard.at
 
-    async def call(
-        self, op: str, args: dict[str, Any] | None = None, body: bytes = b"", timeout: float = 30.0
-    ) -> Answer:
+    async def call(self, op: str, args: Args | None = None, body: bytes = b"", timeout: float = 30.0) -> Answer:
         """Return the answer to one request; raises MalformedAnswer, CallFailed, ChannelClosed, asyncio.TimeoutError."""
         try:
             return read_answer(self._host, op, await super().call(op, args, body, timeout))
         except CallFailed as refused:
             raise _in_lines(refused) from None
 
-    async def stream(self, op: str, args: dict[str, Any] | None = None) -> Items:
+    async def stream(self, op: str, args: Args | None = None) -> Items:
         """Yield the items of one request; raises MalformedAnswer, CallFailed, ChannelClosed."""
         async with aclosing(super().stream(op, args)) as items:
             try:

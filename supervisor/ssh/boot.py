@@ -12,6 +12,7 @@ import json
 import re
 from typing import TYPE_CHECKING
 
+from remote_agent.text.names import size_text
 from remote_agent.wire import MAGIC, PROTOCOL
 from supervisor.errors import HostError
 from supervisor.ssh import loader, reasons
@@ -60,12 +61,12 @@ async def boot(host: Host, wire: Wire, agent: AgentFile, progress: Progress) -> 
         except asyncio.TimeoutError:
             error = reasons.timeout_error(host.name, step, deadline)
             hint = BY_HAND if step == "prelude" else error.hint
-            raise HostError(host.name, step, error.reason + _said(wire, noise), hint) from None
+            raise HostError(host.name, step, error.reason + _output_tail(wire, noise), hint) from None
         if line is None:
             raise await _ended(host, wire, noise, step)
         if line == loader.NEED and not pushed:
             pushed = True
-            progress("push", f"sending the agent, {len(agent.sent) // 1000} kB")
+            progress("push", f"sending the agent, {size_text(len(agent.sent))}")
             await _push(host, wire, agent)
         elif line.startswith(loader.ERROR):
             raise _refusal(host, wire, line)
@@ -129,8 +130,8 @@ def _refusal(host: Host, wire: Wire, line: bytes) -> HostError:
         hint = 'python 3.9 or newer is needed: set python = "/path/to/python3" for this host'
         return HostError(host.name, step, f"python too old: {message}", hint)
     if kind == "prelude":
-        said = tail(bytes(wire.stderr))
-        return HostError(host.name, step, f"prelude failed: {message}{said}", BY_HAND)
+        output = tail(bytes(wire.stderr))
+        return HostError(host.name, step, f"prelude failed: {message}{output}", BY_HAND)
     return HostError(host.name, step, message)
 
 
@@ -138,28 +139,28 @@ async def _ended(host: Host, wire: Wire, noise: bytearray, step: str) -> HostErr
     """Return why the command ended before the agent ran."""
     if len(noise) > MAX_NOISE:
         hint = "make the shell's start files silent for sessions without a terminal"
-        return HostError(host.name, step, f"the login shell prints endlessly{_said(wire, noise)}", hint)
+        return HostError(host.name, step, f"the login shell never stops printing{_output_tail(wire, noise)}", hint)
     status = None
     with contextlib.suppress(asyncio.TimeoutError):
         status = await asyncio.wait_for(wire.wait_exit(), EXIT_DEADLINE_S)
-    said = _said(wire, noise)
+    output = _output_tail(wire, noise)
     if step == "push":
-        return HostError(host.name, step, f"the node closed the connection during the push{said}")
+        return HostError(host.name, step, f"the node closed the connection during the push{output}")
     if status == 127:
         hint = 'install it there, or set python = "/path/to/python3" for this host'
-        return HostError(host.name, "python", f"no {host.python} there: command not found{said}", hint)
+        return HostError(host.name, "python", f"no {host.python} there: command not found{output}", hint)
     if status == 126:
-        return HostError(host.name, "python", f"{host.python} there cannot be executed{said}", f"ls -l {host.python}")
-    shown = "was killed or cut off" if status is None or status < 0 else f"exited with code {status}"
+        return HostError(host.name, "python", f"{host.python} there cannot be executed{output}", f"ls -l {host.python}")
+    end = "was killed or cut off" if status is None or status < 0 else f"exited with code {status}"
     if step == "prelude":
-        return HostError(host.name, step, f"prelude failed: the shell {shown}{said}", BY_HAND)
+        return HostError(host.name, step, f"prelude failed: the shell {end}{output}", BY_HAND)
     if host.via == "srun":
-        return HostError(host.name, step, f"srun {shown} before the agent ran{said}", f"try: srun -w {host.ssh} true")
-    reason = f"the login shell, or {host.python}, {shown} before the agent ran{said}"
+        return HostError(host.name, step, f"srun {end} before the agent ran{output}", f"try: srun -w {host.ssh} true")
+    reason = f"the login shell, or {host.python}, {end} before the agent ran{output}"
     return HostError(host.name, step, reason, f"try by hand there: {host.python} -V; is it a Python?")
 
 
-def _said(wire: Wire, noise: bytearray) -> str:
+def _output_tail(wire: Wire, noise: bytearray) -> str:
     return tail(bytes(wire.stderr) or bytes(noise))
 
 

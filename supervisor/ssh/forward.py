@@ -50,9 +50,9 @@ class Forward:
     def __init__(self, node: str, port: int, connect: Callable[[], Awaitable[tuple[Reader, Writer]]]) -> None:
         self.node = node
         self.port = port
-        """The node's."""
+        """The port of the node."""
         self.local = 0
-        """This machine's."""
+        """The port of this machine."""
         self.is_answered = False
         """A program listened on the node's port when the forward began."""
         self.is_open = False
@@ -62,7 +62,7 @@ class Forward:
 
     @property
     def url(self) -> str:
-        """Where a browser of this machine finds it."""
+        """The address for a browser on this machine."""
         return f"http://{HERE}:{self.local}"
 
     async def open(self, local: int | None) -> None:

@@ -16,7 +16,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from remote_agent.wire import CallFailed, WireError
+from remote_agent.wire import Args, CallFailed, WireError
 from supervisor.errors import HostError, RequestFailed, why
 from supervisor.ssh import boot, reasons, srun
 from supervisor.ssh.answers import HostChannel, MalformedAnswer
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from supervisor.inventory import Host
     from supervisor.ssh.agent_file import AgentFile
+    from supervisor.ssh.answers import Hello
     from supervisor.ssh.forward import Reader, Writer
 
     Progress = Callable[[str, str], None]
@@ -55,7 +56,7 @@ class NodeLink:
         self.host = host
         self.refused = refused
         """Why SSH failed, if srun is used instead."""
-        self.hello: dict[str, Any] = {}
+        self.hello: Hello = {}
         self.closed = asyncio.Event()
         self.channel = HostChannel(host.name, wire.reader, wire.writer)
         self._wire = wire
@@ -68,18 +69,18 @@ class NodeLink:
             self.closed.set()
             await self._wire.close()
 
-    async def ask_hello(self, timeout_s: float) -> dict[str, Any]:
+    async def ask_hello(self, timeout_s: float) -> Hello:
         """Return the host's answer to `hello`, with `clock_offset_ms` (ahead of this machine) ± `clock_error_ms`.
 
         Raises CallFailed, WireError, asyncio.TimeoutError.
         """
         sent = time.time_ns()
-        answer = (await self.channel.call("hello", timeout=timeout_s)).data
+        answer: Hello = (await self.channel.call("hello", timeout=timeout_s)).data
         half = (time.time_ns() - sent) / 2
         offset = answer["time_ns"] - sent - half
         return {**answer, "clock_offset_ms": round(offset / 1e6, 2), "clock_error_ms": round(half / 1e6, 2)}
 
-    async def start_agent(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    async def start_agent(self, request: Args, timeout_s: float) -> Any:
         """Start the agent of a job; returns the host's answer to `start`.
 
         Raises CallFailed, WireError, asyncio.TimeoutError, HostError.
@@ -134,7 +135,7 @@ class NodeLink:
             await asyncio.wait([self._owner], timeout=CLOSE_DEADLINE_S)
             raise
 
-    def said(self) -> str:
+    def stderr_tail(self) -> str:
         """Return the end of the stderr of the node's bridge, for messages."""
         return bytes(self._wire.stderr).decode(errors="replace").strip()
 
@@ -162,26 +163,15 @@ async def connect(
 
 
 async def connect_all(
-    hosts: Iterable[Host],
-    *,
-    agent: AgentFile,
-    progress: Callable[[str, str, str], None] | None = None,
-    deadline_s: float | None = None,
-    limit: int = MAX_AT_ONCE,
+    hosts: Iterable[Host], *, agent: AgentFile, deadline_s: float | None = None
 ) -> dict[str, NodeLink | HostError]:
-    """Connect to all hosts at once, at most `limit` in their handshake; progress gets (host, step, text)."""
-    turn = asyncio.Semaphore(limit)
+    """Connect to all hosts at once; returns for each the link, or why there is none."""
 
     async def one(host: Host) -> NodeLink | HostError:
-        def report(step: str, text: str) -> None:
-            if progress is not None:
-                progress(host.name, step, text)
-
-        async with turn:
-            try:
-                return await connect(host, agent=agent, progress=report, deadline_s=deadline_s)
-            except HostError as error:
-                return error
+        try:
+            return await connect(host, agent=agent, deadline_s=deadline_s)
+        except HostError as error:
+            return error
 
     chosen = list(hosts)
     tasks = [asyncio.ensure_future(one(host)) for host in chosen]
@@ -217,9 +207,9 @@ async def _greet(host: Host, wire: Wire, refused: HostError | None, agent: Agent
         await link.close()
         raise
     except (WireError, asyncio.TimeoutError) as error:
-        said = link.said()
+        stderr = link.stderr_tail()
         await link.close()
-        text = f"the agent's bridge does not answer: {said or str(error) or 'no answer in time'}"
+        text = f"the agent's bridge does not answer: {stderr or str(error) or 'no answer in time'}"
         raise HostError(host.name, "start", text) from error
     except BaseException:
         await link.close()

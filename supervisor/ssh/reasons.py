@@ -167,18 +167,18 @@ def is_known(settings: Settings, address: str) -> bool:
 def complaint(settings: Settings, address: str, offered: asyncssh.SSHKey | None) -> tuple[str, str]:
     """Return reason and hint for a host key that is not trusted."""
     name = settings.host_key_alias or settings.host
-    shown = name if settings.port == 22 else f"[{name}]:{settings.port}"
+    server = name if settings.port == 22 else f"[{name}]:{settings.port}"
     files = " or ".join(short(str(path)) for path in settings.known_hosts[:2]) or "any known_hosts file"
     first = short(str(settings.known_hosts[0])) if settings.known_hosts else "~/.ssh/known_hosts"
     key = f" (it offers {offered.get_algorithm()} {offered.get_fingerprint()})" if offered is not None else ""
     if is_known(settings, address):
-        reason = f"the host key of {shown} has changed: it is not the one in {files}{key}"
+        reason = f"the host key of {server} has changed: it is not the one in {files}{key}"
         hint = (
             "the machine was reinstalled, or somebody intercepts the connection; if you know that it was reinstalled: "
-            f"ssh-keygen -f {first} -R '{shown}', then add the new key"
+            f"ssh-keygen -f {first} -R '{server}', then add the new key"
         )
         return reason, hint
-    reason = f"host key of {shown} is not in {files}{key}"
+    reason = f"host key of {server} is not in {files}{key}"
     if settings.jump or settings.proxy_command:
         jump = f"-J {settings.jump} " if settings.jump else ""
         return reason, f"log in once by hand and check the fingerprint: ssh {jump}-p {settings.port} {settings.alias}"

@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from remote_agent.text.names import size_text
 from supervisor.errors import SyncError
 from supervisor.inventory.sshconfig import SshConfigError, local_user
 
@@ -170,8 +171,9 @@ def _check_size(root: Path, sizes: dict[str, int], limit: int | None) -> None:
     if limit is None or total <= limit:
         return
     biggest = sorted(sizes.items(), key=lambda item: -item[1])[:BIGGEST_SHOWN]
-    shown = ", ".join(f"{path} ({human(size)})" for path, size in biggest)
-    raise SyncError(f"workdir {root} is {human(total)}, over the limit of {human(limit)}; biggest: {shown}", WAYS_OUT)
+    listing = ", ".join(f"{path} ({size_text(size)})" for path, size in biggest)
+    reason = f"workdir {root} is {size_text(total)}, over the limit of {size_text(limit)}; biggest: {listing}"
+    raise SyncError(reason, WAYS_OUT)
 
 
 def _check_stop(stop: threading.Event) -> None:
@@ -211,15 +213,6 @@ def _read(root: Path, path: str, stop: threading.Event) -> TreeFile | None:
 def _unreadable(place: Path, path: str, error: OSError) -> SyncError:
     hint = f'make it readable, or exclude = ["{path}"] in [job]'
     return SyncError(f"{place}: cannot be read: {error.strerror}", hint)
-
-
-def human(size: float) -> str:
-    """Return a number of bytes with a unit."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
 
 
 # --- what is not sent
@@ -264,25 +257,25 @@ class Ignored:
         name = path.rpartition("/")[2]
         if name in NEVER or path in self._by_git or path.rpartition("/")[0] in self._emptied:
             return True
-        shown = f"{path}/" if is_directory else path
-        if self._exclude.match_file(shown):
+        entry = f"{path}/" if is_directory else path
+        if self._exclude.match_file(entry):
             return True
         # A virtual environment works only where it was made.
         if is_directory and (self._root / path / "pyvenv.cfg").is_file():
             return True
-        return self._by_files(path, shown)
+        return self._by_files(path, entry)
 
     def _is_covered(self, directory: str) -> bool:
         return any(top == "" or directory == top or directory.startswith(f"{top}/") for top in self._covered)
 
-    def _by_files(self, path: str, shown: str) -> bool:
+    def _by_files(self, path: str, name: str) -> bool:
         """Apply the .gitignore files from the root down: the last match wins."""
         verdict = False
         for directory in ("", *(path[:at] for at, char in enumerate(path) if char == "/")):
             spec = self._specs.get(directory)
             if spec is None:
                 continue
-            match = spec.check_file(shown[len(directory) + 1 :] if directory else shown).include
+            match = spec.check_file(name[len(directory) + 1 :] if directory else name).include
             if match is not None:
                 verdict = match
         return verdict

@@ -21,7 +21,7 @@ from supervisor.ssh import boot
 from supervisor.ssh.wires import LocalWire, end_process
 
 if TYPE_CHECKING:
-    from remote_agent.wire import Channel
+    from remote_agent.wire import Args, Channel
     from supervisor.inventory import Host
     from supervisor.ssh.agent_file import AgentFile
 
@@ -87,7 +87,7 @@ class SrunWire(LocalWire):
         except OSError as error:
             raise HostError(host.name, "connect", f"srun: {error.strerror}") from error
 
-    async def start_agent(self, channel: Channel, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    async def start_agent(self, channel: Channel, request: Args, timeout_s: float) -> Any:
         """Start an agent in a step of its own; returns the answer of `start`.
 
         Raises CallFailed, WireError, asyncio.TimeoutError, HostError.
@@ -127,6 +127,6 @@ class SrunWire(LocalWire):
         except OSError as error:
             raise HostError(self._host.name, "start", f"srun: {error.strerror}") from error
 
-    def _ended(self, said: bytes) -> HostError:
-        text = boot.tail(said) or "; it printed nothing"
+    def _ended(self, output: bytes) -> HostError:
+        text = boot.tail(output) or "; it printed nothing"
         return HostError(self._host.name, "start", f"the agent's step ended at once{text}", "see the job's agent.log")

@@ -13,10 +13,11 @@ import zlib
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from remote_agent.text.names import size_text
 from remote_agent.wire import CallFailed, WireError
 from supervisor.errors import HostError, JobInTheWay, SyncError
 from supervisor.ssh.answers import MalformedAnswer
-from supervisor.ssh.scan import Tree, TreeFile, human, scan, tree_name
+from supervisor.ssh.scan import Tree, TreeFile, scan, tree_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -77,7 +78,7 @@ async def push_tree(
     alone = locked is not None
     try:
         packed = await asyncio.to_thread(manifest, tree)
-        report(f"comparing {len(tree.files)} files ({human(tree.size)})")
+        report(f"comparing {len(tree.files)} files ({size_text(tree.size)})")
         request = {"tree": tree.name, "alone": alone}
         plan = (await link.channel.call("tree_plan", request, packed, timeout=PLAN_DEADLINE_S)).data
         if locked is not None:
@@ -96,7 +97,7 @@ async def push_tree(
     except WireError as error:
         hint = "try again: files already sent are kept"
         raise HostError(name, "sync", f"the connection was lost: {error}", hint) from error
-    report(f"{done['changed']} changed, {done['removed']} removed, {human(sent_bytes)} sent")
+    report(f"{done['changed']} changed, {done['removed']} removed, {size_text(sent_bytes)} sent")
     return SyncResult(
         root=done["root"],
         sent_bytes=sent_bytes,
@@ -142,7 +143,7 @@ async def _send(link: NodeLink, tree: Tree, missing: set[str], report: Callable[
             if len(in_flight) == WINDOW:
                 sent += await in_flight.popleft()
             read += len(batch.data)
-            report(f"{human(read)} of {human(total)}")
+            report(f"{size_text(read)} of {size_text(total)}")
             packed = await asyncio.to_thread(_pack, batch)
             # Tasks write in the order in which they are created, so the pieces of a file arrive in order.
             in_flight.append(asyncio.ensure_future(_put(link, tree, batch.parts, *packed)))

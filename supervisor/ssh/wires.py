@@ -184,7 +184,7 @@ class Terminal(Protocol):
     """The operator's terminal, while a program has it instead of the screen."""
 
     kind: str
-    """As in TERM."""
+    """The type of the terminal, as in TERM."""
 
     @property
     def size(self) -> tuple[int, int]:
@@ -211,7 +211,7 @@ class RemoteProgram:
             return b""
 
     def write(self, data: bytes) -> None:
-        """Type."""
+        """Send what is typed."""
         with contextlib.suppress(OSError):
             self._process.stdin.write(data)
 

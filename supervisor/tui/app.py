@@ -17,7 +17,7 @@ from textual.app import App, ScreenStackError
 from textual.css.query import NoMatches
 
 from remote_agent.text.controls import escape_controls
-from remote_agent.wire.events import Condition, EventType
+from remote_agent.wire.events import ENDED_STATES, Condition, EventType
 from supervisor.paths import themes_dir
 from supervisor.standard_streams import plain_error_console
 from supervisor.tui import keys, preferences, terminal, themes
@@ -42,12 +42,13 @@ from supervisor.wording.events import EventRows
 from supervisor.wording.incidents import is_open as is_open_incident
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Hashable, Sequence
 
     from textual.dom import DOMNode
     from textual.filter import LineFilter
     from textual.screen import Screen
 
+    from remote_agent.wire.documents import JournalEvent
     from supervisor.tui.rows.incident import LogPlace
     from supervisor.tui.source import HomeSource, SessionContext, Source
 
@@ -105,9 +106,8 @@ class Keyboard:
 
 _LEVELS: Final[dict[str, Level]] = {"warning": "warning", "error": "error"}
 TICK_S: Final = 1 / 8
-# The user is called when the job gets into one of these.
+# The user is notified when the job gets into one of these.
 CALLS_FOR_HELP: Final = (Condition.HUNG, Condition.DEGRADED, Condition.FAILED)
-ENDS: Final = (Condition.SUCCEEDED, Condition.FAILED, Condition.STOPPED)
 HISTORY: Final = 32
 DETACHED: Final = 0
 # How often the user's theme files are checked for changes, seconds.
@@ -121,7 +121,6 @@ class SupervisorApp(App[int], inherit_bindings=False):
     CSS_PATH: ClassVar[Any] = themes_dir() / "app.tcss"
     BINDINGS = []
     ENABLE_COMMAND_PALETTE = False
-    ALLOW_SELECT = False
     DEFAULT_MODE = "map"
     MODES = {
         "launch": LaunchScreen,
@@ -142,8 +141,7 @@ class SupervisorApp(App[int], inherit_bindings=False):
         theme: str | None = None,
         read_only: bool = False,
         ascii_only: bool = False,
-        changed_keys: Mapping[str, str] | None = None,
-        notice: str = keys.NOTICES[0],
+        config: keys.Config = keys.NO_CONFIG,
         home: HomeSource | None = None,
         has_job: bool = True,
         job_stays: bool = True,
@@ -166,7 +164,7 @@ class SupervisorApp(App[int], inherit_bindings=False):
         if theme is None and wanted not in self.skins:
             wanted = themes.DEFAULT_THEME
         self._take_theme(themes.NO_COLOR_THEME if self._no_color_wanted else wanted)
-        # Movement that nobody asked for only costs bytes on a slow line.
+        # Animations only cost bytes on a slow line.
         self.animation_level = "none"
         self.read_only = read_only
         self.home, self.has_job, self.job_stays = home, has_job, job_stays
@@ -174,15 +172,15 @@ class SupervisorApp(App[int], inherit_bindings=False):
         """The job that is to be shown next."""
         self.glyphs = Glyphs(ascii_only or not terminal.is_utf8())
         self.snapshot: Snapshot = take(source)
-        self.key_table: Sequence[keys.KeyBinding] = keys.changed(changed_keys or {})
-        self.set_keymap({f"{name}.{mode}": keys for name, keys in (changed_keys or {}).items() for mode in self.MODES})
+        self.config = config
+        self.key_table: Sequence[keys.KeyBinding] = (*keys.changed(config.keys), *keys.of_commands(config.commands))
+        self.set_keymap({f"{name}.{mode}": keys for name, keys in config.keys.items() for mode in self.MODES})
         self.keyboard = Keyboard(self, self._take_typed)
         self._drawn: tuple[int, bool] = (-1, False)
         self._title = ""
         self._condition = ""
-        self._notice = notice
         self._called = False
-        """The user was called for something that has not ended well yet."""
+        """The user was notified of something that has not ended well yet."""
         self._redraw_wanted = True
         self._paused_at: float | None = None
         self._history: list[str] = []
@@ -233,6 +231,8 @@ class SupervisorApp(App[int], inherit_bindings=False):
     def on_mount(self) -> None:
         """Start the timer."""
         self.set_class(self.glyphs.ascii, "-ascii")
+        for key in keys.of_commands(self.config.commands):
+            self.bind(key.keys, key.action, show=False)
         if not self.has_job:
             self.switch_mode(keys.HOME)
         elif self.source.launching or self.snapshot.problem:
@@ -274,7 +274,7 @@ class SupervisorApp(App[int], inherit_bindings=False):
             self._steer()
 
     def _tell_terminal(self) -> None:
-        """Set the terminal's title, and ring its bell when the job comes to need somebody."""
+        """Set the terminal's title, and ring its bell when the job needs attention."""
         title, condition = self.snapshot.title if self.has_job else self.TITLE, self.snapshot.condition
         if title != self._title and self._driver is not None:
             if not self._title:
@@ -286,16 +286,16 @@ class SupervisorApp(App[int], inherit_bindings=False):
         self._condition = condition
 
     def _call_user(self, condition: str) -> None:
-        """Call the user of the terminal for a failure, a hang, a lost node, for the recovery, and for the end."""
+        """Notify the user of a failure, a hang, a lost node, of the recovery, and of the end."""
         snapshot = self.snapshot
         is_open = snapshot.incident is not None and is_open_incident(snapshot.incident)
         help_wanted = condition in CALLS_FOR_HELP or (condition == Condition.RESTARTING and is_open)
         recovered = self._called and condition == Condition.RUNNING
-        if (help_wanted or recovered or condition in ENDS) and self._driver is not None:
+        if (help_wanted or recovered or condition in ENDED_STATES) and self._driver is not None:
             what = "running again" if recovered else snapshot.look.word
-            cause = str((snapshot.incident or {}).get("summary") or "") if help_wanted else ""
+            cause = snapshot.incident["summary"] if help_wanted and snapshot.incident else ""
             text = f"{what}: {cause}" if cause else what
-            self._driver.write(terminal.notice_sequence(self._notice, f"supervisor {snapshot.job}", text))
+            self._driver.write(terminal.notice_sequence(self.config.notice, f"supervisor {snapshot.job}", text))
         self._called = help_wanted or (self._called and not recovered)
 
     def _tick_paused(self) -> None:
@@ -329,6 +329,15 @@ class SupervisorApp(App[int], inherit_bindings=False):
             self.say(f"{clean(text)[:60]}\nalso in {terminal.save_copy(text)}", title="copied")
         except OSError as error:
             self.say(str(error), title="copied to the terminal only", level="warning")
+
+    def on_text_selected(self) -> None:
+        """Copy what was selected with the mouse; the lines below may move, so nothing stays selected."""
+        screen = self.screen
+        if screen.selections:
+            text = (screen.get_selected_text() or "").strip("\n")
+            screen.clear_selection()
+            if text:
+                self.copy(text)
 
     async def lend(self, use: Callable[[terminal.Lent], Awaitable[None]]) -> None:
         """Take the screen off the terminal while it is used; raises what `use` raises, SuspendNotSupported."""
@@ -513,6 +522,10 @@ class SupervisorApp(App[int], inherit_bindings=False):
         """Show one line of a log."""
         self._open_on("logs", lambda screen: _logs(screen).open_place(place))
 
+    def go_to_time(self, time_s: float) -> None:
+        """Show what all ranks printed at a time."""
+        self._open_on("logs", lambda screen: _logs(screen).open_time(int(time_s * 1e9)))
+
     def open_incident(self, number: object = None) -> None:
         """Show an incident by its id, or the newest one."""
         self._open_on("incident", lambda screen: _incident(screen).open(number))
@@ -537,7 +550,7 @@ class SupervisorApp(App[int], inherit_bindings=False):
         self.open_incident()
 
     @property
-    def event_rows(self) -> Sequence[Mapping[str, Any]]:
+    def event_rows(self) -> Sequence[JournalEvent]:
         """The journal, an incident as one row."""
         self._event_rows.follow(self.source.events)
         return self._event_rows.rows
@@ -556,6 +569,13 @@ class SupervisorApp(App[int], inherit_bindings=False):
             self.open_incident(events[index]["detail"]["id"])
         else:
             self.open_log(self.target_of_event(index))
+
+    def action_command(self, name: str) -> None:
+        """Run one of the user's commands on the selection."""
+        screen = self.active_screen
+        if screen is not None and screen.NAME != keys.HOME:
+            command = next(one for one in self.config.commands if one.id == name)
+            ActionDialogs(self).begin(command, screen.selection())
 
     def action_leave(self) -> None:
         """Ask whether to detach or to stop the job; exit at once if it has ended."""
@@ -605,11 +625,11 @@ def _say_nothing(_source: Source) -> None:
 async def run_app(
     session_factory: Callable[[], SessionContext],
     make: Callable[[Source], SupervisorApp],
-    part: Callable[[Source], None] = _say_nothing,
+    on_exit: Callable[[Source], None] = _say_nothing,
 ) -> int | JobChoice:
     """Show a session until the user leaves; returns the exit code, or the job to which the user switches.
 
-    `part`: called when the screen is gone, unless another one follows.
+    `on_exit`: called when the screen is gone, unless another one follows.
     """
     async with session_factory() as source:
         app = make(source)
@@ -617,7 +637,7 @@ async def run_app(
             status = await app.run_async()
         if app.choice is not None:
             return app.choice
-        part(source)
+        on_exit(source)
         return status if status is not None else app.return_code or DETACHED
 
 
@@ -627,15 +647,15 @@ def run_tui(
     theme: str | None,
     read_only: bool,
     ascii_only: bool,
-    part: Callable[[Source], None] = _say_nothing,
+    on_exit: Callable[[Source], None] = _say_nothing,
     home: HomeSource | None = None,
     has_job: bool = True,
     job_stays: bool = True,
 ) -> int | JobChoice:
     """Show a session until the user leaves; returns 0 detached or succeeded, 1 failed, 3 launch failed, 4 stopped.
 
-    Returns the job to which the user switches instead. `part` is called when the terminal is as it was, and the session
-    still there. `home`: all jobs of all inventories; without `has_job` the application shows only these.
+    Returns the job to which the user switches instead. `on_exit` is called when the terminal is as it was, and the
+    session still there. `home`: all jobs of all inventories; without `has_job` the application shows only these.
     `job_stays`: see `Shell`.
     Raises UsageError for a bad config.toml before anything is started.
     """
@@ -644,6 +664,6 @@ def run_tui(
     def make(source: Source) -> SupervisorApp:
         options: dict[str, Any] = {"theme": theme, "read_only": read_only, "ascii_only": ascii_only}
         options |= {"home": home, "has_job": has_job, "job_stays": job_stays}
-        return SupervisorApp(source, changed_keys=config.keys, notice=config.notice, **options)
+        return SupervisorApp(source, config=config, **options)
 
-    return asyncio.run(run_app(session_factory, make, part))
+    return asyncio.run(run_app(session_factory, make, on_exit))

@@ -13,9 +13,16 @@ from supervisor.wording.events import CAUSES, cause_text, starts_text, still_the
 from supervisor.wording.values import clock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from supervisor.tui.source import Json
+    from remote_agent.wire.documents import (
+        AskedDetail,
+        GenerationRunningDetail,
+        GenerationStartedDetail,
+        JournalEvent,
+        Json,
+    )
+
 
 _ENDS: Final[dict[str, tuple[str, str]]] = {
     EventType.JOB_SUCCEEDED: ("all ranks succeeded", "done"),
@@ -65,7 +72,7 @@ class Runs:
     def _start(self) -> None:
         self.runs: list[Run] = []
         """Oldest first."""
-        self._read: list[Mapping[str, Any]] = []
+        self._read: list[JournalEvent] = []
         self._versions: dict[str, Json] = {}
         self._cause = ""
         self._trees: dict[str, str] = {}
@@ -73,7 +80,7 @@ class Runs:
         self._notes: dict[str, list[str]] = {}
         """By type of event: notes since the newest generation began."""
 
-    def follow(self, events: Sequence[Mapping[str, Any]]) -> None:
+    def follow(self, events: Sequence[JournalEvent]) -> None:
         """Read the new events of a journal, or one that has changed."""
         if still_there(self._read, events) < len(self._read):
             self._start()
@@ -93,10 +100,10 @@ class Runs:
                 differing.append((name, {value: tuple(nodes) for value, nodes in ordered}))
         return differing
 
-    def _take(self, event: Mapping[str, Any]) -> None:
+    def _take(self, event: JournalEvent) -> None:
         facts, kind = event["detail"], event["type"]
         if kind == EventType.NODE_READY:
-            self._versions[event["node"]] = facts.get("versions") or {}
+            self._versions[str(event["node"])] = facts.get("versions") or {}
         if kind == EventType.TREE_CHANGED:
             self._trees[str(facts.get("digest"))] = f"{tree_text(facts)} at {clock(event.get('time'))}"
         note = _NOTES.get(kind)
@@ -118,7 +125,7 @@ class Runs:
             # The incident and the lost nodes follow the stop.
             self._note_end()
 
-    def _started(self, event: Mapping[str, Any], facts: Json) -> None:
+    def _started(self, event: JournalEvent, facts: GenerationStartedDetail) -> None:
         last = self.runs[-1] if self.runs else None
         self.runs.append(
             Run(
@@ -135,7 +142,7 @@ class Runs:
         )
         self._cause, self._notes = "", {}
 
-    def _running(self, facts: Json) -> None:
+    def _running(self, facts: GenerationRunningDetail) -> None:
         run = self.runs[-1]
         run.phases = {**run.phases, **phases_of(facts)}
         run.starts = starts_text(facts["starts"]) if facts.get("starts") else run.starts
@@ -150,7 +157,7 @@ class Runs:
         notes = next((self._notes[kind] for kind in _BY_CAUSE.get(self._cause, ()) if kind in self._notes), [])
         run.how = "; ".join(notes[-2:]) or cause_text(self._cause) or "its coordinator changed"
 
-    def _over(self, event: Mapping[str, Any], kind: str, facts: Json) -> None:
+    def _over(self, event: JournalEvent, kind: str, facts: AskedDetail) -> None:
         run = self.runs[-1]
         text, role = _ENDS[kind]
         run.ended_at = run.ended_at or event["time"]
@@ -160,8 +167,8 @@ class Runs:
         run.how = text
 
 
-def _node_note(word: str) -> Callable[[Mapping[str, Any], Json], str]:
-    def note(event: Mapping[str, Any], facts: Json) -> str:
+def _node_note(word: str) -> Callable[[JournalEvent, Any], str]:
+    def note(event: JournalEvent, facts: AskedDetail) -> str:
         who = f" by {facts['operator']}" if facts.get("operator") else ""
         why = f": {facts['reason']}" if facts.get("reason") and not who and word != "removed" else ""
         return f"{event.get('node')} {word}{who}{why}"
@@ -169,7 +176,7 @@ def _node_note(word: str) -> Callable[[Mapping[str, Any], Json], str]:
     return note
 
 
-_NOTES: Final[dict[str, Callable[[Mapping[str, Any], Json], str]]] = {
+_NOTES: Final[dict[str, Callable[[JournalEvent, Any], str]]] = {
     EventType.INCIDENT: lambda event, facts: str(facts.get("summary") or "a failure"),
     EventType.RANK_FAILED: lambda event, facts: f"rank {event.get('rank')} failed on {event.get('node')}",
     EventType.RESTART_REQUESTED: lambda event, facts: f"restart by {facts.get('operator') or 'an operator'}",

@@ -1,23 +1,23 @@
 """The series that a screen shows: the nodes are asked in the background, and the newest answer is kept.
 
-In: what a screen wants to show. Out: the series, and a redraw of the screen when newer ones have come.
+In: what a screen wants to show, and of which time. Out: the series, and a redraw of the screen when it is newer.
 """
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from remote_agent.wire.events import ENDED_EVENTS
 from supervisor.errors import SupervisorError
-from supervisor.history import trimmed
+from supervisor.history import query, trimmed
 from supervisor.tui import times
 from supervisor.wording import values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from supervisor.history import Series
+    from supervisor.history import Series, SeriesQuery
     from supervisor.tui.model import Snapshot
     from supervisor.tui.shell import Shell
 
@@ -28,8 +28,20 @@ MANY: Final = 64
 LEAST_SPAN_S: Final = 60.0
 
 
+class Zoom(NamedTuple):
+    """The part of the history that is shown; by default all of it."""
+
+    length_s: float | None = None
+    """Seconds; None: since the launch."""
+    end_s: float | None = None
+    """When it ends, in seconds since the epoch; None: with the newest value."""
+
+
+WHOLE: Final = Zoom()
+
+
 class Past:
-    """The history since the launch, of what was asked for last."""
+    """The history of what was asked for last."""
 
     def __init__(self, shell: Shell) -> None:
         self._shell = shell
@@ -39,34 +51,52 @@ class Past:
         self._asking = False
         self._is_of_end = False
 
-    def ask(self, snapshot: Snapshot, kinds: Sequence[str], ids: Sequence[int] | None, points: int) -> None:
-        """Ask for these kinds, of these ranks or of all, unless the newest answer is new enough."""
-        wanted = (tuple(kinds), None if ids is None else tuple(ids), points)
+    def ask(
+        self,
+        snapshot: Snapshot,
+        kinds: Sequence[str],
+        ids: Sequence[int] | None,
+        points: int,
+        *,
+        zoom: Zoom = WHOLE,
+        node: str | None = None,
+    ) -> None:
+        """Ask for these kinds, of these ranks or of all, unless the newest answer is new enough.
+
+        node: the only node that is asked; None: all.
+        """
+        wanted = (tuple(kinds), None if ids is None else tuple(ids), points, zoom, node)
         every_s = EVERY_S if len(snapshot.ranks) <= MANY else MANY_S
         if self._asking:
             return
         if wanted == self._wanted and (self._is_of_end or time.monotonic() - self._asked_at < every_s):
             return
         self._asking, self._asked_at, self._wanted = True, time.monotonic(), wanted
-        work = self._fetch(snapshot, kinds, ids, points)
+        begin_s, end_s = self.whole(snapshot)
+        length_s, until_s = zoom
+        if length_s is not None:
+            begin_s = (until_s or end_s) - length_s
+        window = None if until_s is None else (begin_s, until_s)
+        work = self._fetch(query(kinds, ids, end_s - begin_s, points, window=window, node=node), snapshot.ended)
         self._shell.run_worker(work, group="series", exit_on_error=False)
 
-    async def _fetch(self, snapshot: Snapshot, kinds: Sequence[str], ids: Sequence[int] | None, points: int) -> None:
+    async def _fetch(self, wanted: SeriesQuery, ended: bool) -> None:
         try:
-            series = await self._shell.source.series(kinds, ids, self._span_s(snapshot), points)
+            series = await self._shell.source.series(wanted)
         except SupervisorError:
             # The bars above say what is wrong; the next try may succeed.
             return
         finally:
             self._asking = False
-        self.series, self._is_of_end = trimmed(series), snapshot.ended
+        self.series, self._is_of_end = trimmed(series) if wanted.last is None else series, ended
         self._shell.look_again()
 
-    def _span_s(self, snapshot: Snapshot) -> float:
+    def whole(self, snapshot: Snapshot) -> tuple[float, float]:
+        """Return when the job began and when it ended, or now, in seconds since the epoch."""
         began = values.local_time(snapshot.started_at)
         if began is None:
-            return 600.0
+            return times.now() - 600.0, times.now()
         ended = next((event for event in self._shell.source.events if event.get("type") in ENDED_EVENTS), None)
         end = values.local_time(ended.get("time")) if ended is not None else None
         end_s = times.now() if end is None else end.timestamp()
-        return max(LEAST_SPAN_S, end_s - began.timestamp())
+        return min(began.timestamp(), end_s - LEAST_SPAN_S), end_s

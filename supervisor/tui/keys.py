@@ -1,6 +1,6 @@
 """The keys of every screen; the letters of actions come from `supervisor.actions`.
 
-In: the table `[keys]` of the user's config.toml, with `id = "keys"`. Out: bindings, footers and help from one table;
+In: config.toml: `[keys]`, with `id = "keys"`, and the user's commands. Out: bindings, footers and help from one table;
 UsageError that names file and line.
 
 Never bound: ctrl+s q z a b h i j m, which terminals, shells and tmux use.
@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from textual.binding import Binding
 from textual.keys import Keys, _character_to_key
 
+from supervisor.actions import ACTIONS
 from supervisor.errors import UsageError
 from supervisor.paths import config_dir
+from supervisor.tui import commands
 from supervisor.tui.themes import at
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
 if sys.version_info >= (3, 11):
@@ -50,6 +52,18 @@ class KeyBinding:
     """False: a widget binds it; it is listed here for the help page."""
     palette: bool = False
 
+    @property
+    def first(self) -> str:
+        """Its first key, as it is written in the footer."""
+        return display(self.keys.split(",")[0])
+
+    @property
+    def click(self) -> str:
+        """The action of a click on it; a widget's own key goes to the widget that has the focus."""
+        if not self.bound:
+            return f"app.simulate_key('{self.keys.split(',')[0]}')"
+        return self.action if self.action.startswith("app.") else f"screen.{self.action}"
+
 
 SCREENS: Final = (
     ("map", "Map"),
@@ -70,6 +84,7 @@ MAXIMIZE: Final = "pane.maximize"
 _LISTS = "map nodes ranks run"
 _PANES = "map nodes ranks run nccl"
 _TABLES = "map nodes ranks home"
+_CHARTS = "map nodes ranks"
 
 KEYS: Final[tuple[KeyBinding, ...]] = (
     *(
@@ -159,6 +174,31 @@ KEYS: Final[tuple[KeyBinding, ...]] = (
     ),
     KeyBinding("table.sort.back", "O", "sort(True)", "", "sort the other way round", _TABLES),
     KeyBinding("metric", "m", "metric", "", "heat map metric: state, output, lag, gpu, mem, cpu", "map"),
+    KeyBinding(
+        "chart",
+        "c",
+        "chart",
+        "chart",
+        "show the charts alone, or all panes again",
+        _CHARTS,
+        palette=True,
+    ),
+    KeyBinding("chart.in", "plus", "zoom(False)", "", "charts: zoom in, around the cursor; the wheel, too", _CHARTS),
+    KeyBinding("chart.out", "underscore", "zoom(True)", "", "charts: zoom out", _CHARTS),
+    KeyBinding("chart.earlier", "less_than_sign", "cursor(-1)", "", "charts: earlier values; a click, too", _CHARTS),
+    KeyBinding("chart.later", "greater_than_sign", "cursor(1)", "", "charts: later values", _CHARTS),
+    KeyBinding(
+        "chart.side", "left,right", "", "", "charts with the focus: earlier, later values", _CHARTS, bound=False
+    ),
+    KeyBinding(
+        "chart.compare",
+        "v",
+        "compare",
+        "compare",
+        "charts: beside all ranks, the marked ranks, or none",
+        "ranks",
+        palette=True,
+    ),
     KeyBinding("pane", "tab", "pane(1)", "pane", "next pane", _PANES, 60),
     KeyBinding("pane.back", "shift+tab", "pane(-1)", "", "previous pane", _PANES),
     KeyBinding(MAXIMIZE, "Z", "maximize", "maximize", "show only this pane, or all again", _PANES, palette=True),
@@ -305,12 +345,14 @@ _SHOWN: Final = {
     "full_stop": ".",
     "asterisk": "*",
     "exclamation_mark": "!",
+    "plus": "+",
+    "underscore": "_",
     "pageup": "pgup",
     "pagedown": "pgdn",
 }
 
 
-def shown(key: str) -> str:
+def display(key: str) -> str:
     """A key as it is written in the help."""
     return _SHOWN.get(key, key)
 
@@ -318,6 +360,16 @@ def shown(key: str) -> str:
 def changed(changes: Mapping[str, str]) -> tuple[KeyBinding, ...]:
     """The table with the keys that the user has changed."""
     return tuple(dataclasses.replace(key, keys=changes.get(key.id, key.keys)) for key in KEYS)
+
+
+def of_commands(own: Sequence[commands.Command]) -> tuple[KeyBinding, ...]:
+    """The keys of the user's commands; the application binds them."""
+
+    def binding(one: commands.Command) -> KeyBinding:
+        help_text = f"{one.label}: {one.line}"
+        return KeyBinding(one.id, one.key, f"app.command({one.id!r})", one.label, help_text, "job", palette=True)
+
+    return tuple(map(binding, own))
 
 
 def of(screen: str, table: Sequence[KeyBinding] = KEYS) -> list[KeyBinding]:
@@ -333,15 +385,16 @@ def bindings(screen: str) -> list[Binding]:
     ]
 
 
-def footer(screen: str, table: Sequence[KeyBinding] = KEYS) -> list[tuple[str, str]]:
-    """Key and label of the entries in the footer of a screen, in order."""
-    chosen = sorted((key for key in of(screen, table) if key.footer), key=lambda key: key.footer)
-    return [(shown(key.keys.split(",")[0]), key.label) for key in chosen]
+def footer(screen: str, table: Sequence[KeyBinding] = KEYS) -> list[KeyBinding]:
+    """The entries in the footer of a screen, in order."""
+    return sorted((key for key in of(screen, table) if key.footer), key=lambda key: key.footer)
 
 
 _NAMED = {key.value for key in Keys} | {one for key in KEYS for one in key.keys.split(",")}
 _MODIFIERS = ("ctrl+", "alt+", "shift+")
 
+
+FREE_KEY: Final = 'choose a free key, such as f5 or ctrl+t; ? lists the keys, and [keys] changes the others: act = "X"'
 
 # How the terminal calls the user: its bell, a desktop notice (iTerm2, WezTerm, kitty …: 9; VTE, foot, urxvt: 777), not.
 NOTICES: Final = ("bell", "osc9", "osc777", "off")
@@ -359,6 +412,10 @@ class Config(NamedTuple):
     """The changed keys by id."""
     notice: str
     """One of NOTICES."""
+    commands: tuple[commands.Command, ...] = ()
+
+
+NO_CONFIG: Final = Config({}, NOTICES[0])
 
 
 def load_config() -> Config:
@@ -368,12 +425,12 @@ def load_config() -> Config:
         text = path.read_text(encoding="utf-8")
         data = tomllib.loads(text)
     except FileNotFoundError:
-        return Config({}, NOTICES[0])
+        return NO_CONFIG
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"{path}: {error}") from error
     for name in data:
-        if name not in ("keys", "notice"):
-            hint = 'there are notice = "bell" and [keys], with id = "keys"'
+        if name not in ("keys", "notice", "commands"):
+            hint = 'there are notice = "bell", [keys] with id = "keys", and [commands.NAME]'
             raise UsageError(f"{at(path, text, name)}: unknown key {name!r}", hint)
     notice = data.get("notice", NOTICES[0])
     if notice not in NOTICES:
@@ -383,8 +440,20 @@ def load_config() -> Config:
     if not isinstance(table, dict):
         raise UsageError(f"{at(path, text, 'keys')}: [keys] must be a table")
     changes = {name: _read_entry(name, value, at(path, text, name, "keys")) for name, value in table.items()}
-    _check_twice(changes, path, text)
-    return Config(changes, notice)
+    own = tuple(_with_key(one) for one in commands.read(data.get("commands", {}), path, text))
+    places = {name: at(path, text, name, "keys") for name in changes} | {one.id: one.place for one in own}
+    _check_twice((*changed(changes), *of_commands(own)), places)
+    return Config(changes, notice, own)
+
+
+def _with_key(command: commands.Command) -> commands.Command:
+    """The command with Textual's name of its key, which must be free in the menu of actions, too."""
+    key = _key_name(command.key, command.place)
+    taken = next((action.label for action in ACTIONS if action.op and action.key == display(key)), None)
+    if taken is not None:
+        text = f"{command.place}: {command.id}: {display(key)!r} is {taken!r} in the menu of actions"
+        raise UsageError(text, FREE_KEY)
+    return dataclasses.replace(command, key=key)
 
 
 def _read_entry(name: str, value: Any, where: str) -> str:
@@ -417,22 +486,21 @@ def _key_name(word: str, where: str) -> str:
     return word
 
 
-def _check_twice(changes: Mapping[str, str], path: Path, text: str) -> None:
-    table = changed(changes)
+def _check_twice(table: Sequence[KeyBinding], places: Mapping[str, str]) -> None:
     for screen in dict.fromkeys(name for key in table for name in key.where.split()):
-        clash = _find_clash(of(screen, table), changes)
+        clash = _find_clash(of(screen, table), places)
         if clash is not None:
             key, mine, other = clash
-            where = at(path, text, mine, "keys")
-            raise UsageError(f"{where}: {mine}: {shown(key)!r} is {other}'s key on the screen {screen!r}")
+            text = f"{places[mine]}: {mine}: {display(key)!r} is {other}'s key on the screen {screen!r}"
+            raise UsageError(text, FREE_KEY)
 
 
-def _find_clash(table: Sequence[KeyBinding], changes: Mapping[str, str]) -> tuple[str, str, str] | None:
-    """A key that two entries of one screen have, the entry that the user changed, and the other one."""
+def _find_clash(table: Sequence[KeyBinding], own: Collection[str]) -> tuple[str, str, str] | None:
+    """A key that two entries of one screen have, the entry that is the user's, and the other one."""
     owners: dict[str, str] = {}
     for entry in table:
         for key in entry.keys.split(","):
             other = owners.setdefault(key, entry.id)
-            if other != entry.id and (entry.id in changes or other in changes):
-                return (key, entry.id, other) if entry.id in changes else (key, other, entry.id)
+            if other != entry.id and (entry.id in own or other in own):
+                return (key, entry.id, other) if entry.id in own else (key, other, entry.id)
     return None

@@ -1,13 +1,17 @@
 """How states are shown: a glyph with a shape of its own, a word, and only then a role for the colour.
 
-In: states of the contract. Out: glyphs, words, roles.
+In: states of the contract, their roles. Out: glyphs, words, roles.
 """
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from remote_agent.wire.events import Condition
+from remote_agent.wire.events import Condition, NodeState, RankState
+from supervisor.wording.status import STATE_ROLES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class Look(NamedTuple):
@@ -19,43 +23,35 @@ class Look(NamedTuple):
     role: str
 
 
-RANKS: Final[dict[str, Look]] = {
-    "starting": Look("~", "~", "starting", "start"),
-    "running": Look("■", "#", "running", "ok"),
-    "silent": Look("?", "?", "silent", "hung"),
-    "succeeded": Look("✓", "+", "succeeded", "done"),
-    "failed": Look("X", "X", "failed", "bad"),
-    "killed": Look("x", "x", "killed", "off"),
-}
+def _looks(glyphs: Mapping[str, str]) -> dict[str, Look]:
+    """How states are shown; `glyphs`: by state, in Unicode and in ASCII."""
+    return {state: Look(both[0], both[1], str(state), STATE_ROLES[state]) for state, both in glyphs.items()}
+
+
+RANKS: Final = _looks({
+    RankState.RUNNING: "■#", RankState.STARTING: "~~", RankState.SILENT: "??",
+    RankState.FAILED: "XX", RankState.KILLED: "xx", RankState.SUCCEEDED: "✓+",
+})  # fmt: skip
 # Failed as well, and only because another rank had failed before.
 VICTIM: Final = Look("x", "x", "failed", "warn")
-NODES: Final[dict[str, Look]] = {
-    "connecting": Look("~", "~", "connecting", "start"),
-    "ready": Look("○", "o", "ready", "start"),
-    "running": Look("●", "*", "running", "ok"),
-    "draining": Look("↓", "v", "draining", "warn"),
-    "removed": Look("·", ".", "removed", "off"),
-    "lost": Look("X", "X", "lost", "bad"),
-    "failed": Look("X", "X", "failed", "bad"),
-    "spare": Look("○", "o", "spare", "off"),
-}
-JOBS: Final[dict[str, Look]] = {
-    Condition.LAUNCHING: Look("~", "~", "LAUNCHING", "start"),
-    Condition.IMPORTING: Look("~", "~", "IMPORTING", "start"),
-    Condition.RUNNING: Look("●", "*", "RUNNING", "ok"),
-    Condition.DEGRADED: Look("!", "!", "DEGRADED", "warn"),
-    Condition.HUNG: Look("?", "?", "HUNG", "hung"),
-    Condition.RESTARTING: Look("~", "~", "RESTARTING", "warn"),
-    Condition.STOPPING: Look("↓", "v", "STOPPING", "warn"),
-    Condition.SUCCEEDED: Look("✓", "+", "SUCCEEDED", "done"),
-    Condition.FAILED: Look("X", "X", "FAILED", "bad"),
-    Condition.STOPPED: Look("□", "o", "STOPPED", "off"),
-}
+NODES: Final = _looks({
+    NodeState.CONNECTING: "~~", NodeState.READY: "○o", NodeState.RUNNING: "●*", NodeState.DRAINING: "↓v",
+    NodeState.REMOVED: "·.", NodeState.LOST: "XX", NodeState.FAILED: "XX", NodeState.SPARE: "○o",
+})  # fmt: skip
+_JOBS: Final = _looks({
+    Condition.LAUNCHING: "~~", Condition.IMPORTING: "~~", Condition.RUNNING: "●*", Condition.DEGRADED: "!!",
+    Condition.HUNG: "??", Condition.RESTARTING: "~~", Condition.STOPPING: "↓v",
+    Condition.SUCCEEDED: "✓+", Condition.FAILED: "XX", Condition.STOPPED: "□o",
+})  # fmt: skip
+JOBS: Final = {state: look._replace(word=look.word.upper()) for state, look in _JOBS.items()}
 UNKNOWN: Final = Look("-", "-", "unknown", "off")
 NO_LINK: Final = Look("-", "-", "no link", "off")
 
 # Worst first: the order of tables, and which rank represents its node where there is one glyph per node.
-RANK_ORDER: Final = ("failed", "silent", "starting", "killed", "running", "succeeded")
+RANK_ORDER: Final[tuple[str, ...]] = (
+    *(RankState.FAILED, RankState.SILENT, RankState.STARTING),
+    *(RankState.KILLED, RankState.RUNNING, RankState.SUCCEEDED),
+)
 
 
 class Glyphs:

@@ -11,6 +11,7 @@ from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
+from remote_agent.wire.documents import NodeVitals, is_old
 from supervisor.errors import EXIT_STATUS, LaunchFailed
 from supervisor.tui import looks
 from supervisor.wording import usage
@@ -19,7 +20,16 @@ from supervisor.wording.status import condition_of, next_step
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from supervisor.tui.source import HostConnection, Json, Source
+    from remote_agent.wire.documents import (
+        GpuVitals,
+        IncidentDocument,
+        NodeStatus,
+        RankProgress,
+        RankStatus,
+        RankVitals,
+        Status,
+    )
+    from supervisor.tui.source import HostConnection, Source
 
 # Agents send a status at least every second; after three missing ones it is old.
 STALE_S = 3.0
@@ -35,12 +45,12 @@ class RankRow(NamedTuple):
     node: str
     state: str
     step: int | None
-    part: str
+    verdict: str
     """culprit or victim in the incident of this generation, or ""."""
     look: looks.Look
     """How its state is shown; the first failure differs from its consequences."""
-    document: Json
-    node_vitals: Json
+    document: RankStatus
+    node_vitals: NodeVitals
     """The usage of its node."""
 
     @property
@@ -59,24 +69,24 @@ class RankRow(NamedTuple):
         return self.document.get("last_output_age_s")
 
     @property
-    def progress(self) -> Json:
+    def progress(self) -> RankProgress:
         """loss, rate with unit, steps_s, lag; as in the document, as the next two."""
         return self.document.get("progress") or {}
 
     @property
-    def vitals(self) -> Json:
+    def vitals(self) -> RankVitals:
         """Its usage."""
         return self.document.get("vitals") or {}
 
     @property
-    def gpu(self) -> usage.Document:
+    def gpu(self) -> GpuVitals:
         """The GPU that it uses."""
         return usage.own_gpu(self.node_vitals, self.vitals)
 
     @property
     def vitals_old(self) -> bool:
         """The usage is too old to be shown as current."""
-        return bool(self.vitals and self.node_vitals) and usage.is_old(self.node_vitals)
+        return bool(self.vitals and self.node_vitals) and is_old(self.node_vitals)
 
     @property
     def memory(self) -> float | None:
@@ -96,7 +106,7 @@ class RankRow(NamedTuple):
         """`first: exit 1`, `SIGKILL`, or nothing while it runs."""
         exit_code, signal = self.document.get("exit_code"), self.document.get("signal")
         how = signal or ("" if exit_code is None else f"exit {exit_code}")
-        if self.part == "culprit" and self.state == "failed":
+        if self.verdict == "culprit" and self.state == "failed":
             return f"first: {how}" if how else "first failure"
         return how
 
@@ -120,7 +130,7 @@ class NodeRow:
     text: str
     error: str
     hint: str
-    vitals: Json = dataclasses.field(default_factory=dict)
+    vitals: NodeVitals = dataclasses.field(default_factory=NodeVitals)
     """Its usage, as in the document."""
     began: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """When each step of our own connection began, by time.monotonic()."""
@@ -128,7 +138,7 @@ class NodeRow:
     @property
     def vitals_old(self) -> bool:
         """The usage is too old to be shown as current."""
-        return usage.is_old(self.vitals)
+        return is_old(self.vitals)
 
     @property
     def left(self) -> bool:
@@ -183,8 +193,8 @@ class Snapshot:
     coordinator_reachable: bool
     started_at: str
     nodes: tuple[NodeRow, ...]
-    incident: Json | None
-    status: Json
+    incident: IncidentDocument | None
+    status: Status
     """The document that all this is from."""
     failure: str
     """Why the job failed, in words."""
@@ -268,14 +278,20 @@ def take(source: Source) -> Snapshot:
 
 
 def build(
-    status: Json, hosts: Mapping[str, HostConnection], incidents: Sequence[Json], *, job: str, ended: bool, stale: bool
+    status: Status,
+    hosts: Mapping[str, HostConnection],
+    incidents: Sequence[IncidentDocument],
+    *,
+    job: str,
+    ended: bool,
+    stale: bool,
 ) -> Snapshot:
     """A snapshot from documents; missing fields are unknown, never guessed."""
     documents = {node["name"]: node for node in status.get("nodes", ())}
     names = [*hosts, *(name for name in documents if name not in hosts)]
     incident = status.get("incident") or (incidents[-1] if incidents else None)
     generation = status.get("generation")
-    parts = _parts(incident) if incident and incident.get("generation") == generation else {}
+    verdicts = _verdicts(incident) if incident and incident.get("generation") == generation else {}
     return Snapshot(
         job=status.get("job") or job,
         state=status.get("state") or "",
@@ -287,7 +303,7 @@ def build(
         coordinator=status.get("coordinator") or "",
         coordinator_reachable=bool(status.get("coordinator_reachable", True)),
         started_at=status.get("started_at") or "",
-        nodes=tuple(_node(name, documents.get(name), hosts.get(name), parts, ended=ended) for name in names),
+        nodes=tuple(_node(name, documents.get(name), hosts.get(name), verdicts, ended=ended) for name in names),
         incident=incident,
         status=status,
         failure=status.get("failure") or "",
@@ -300,27 +316,33 @@ def build(
     )
 
 
-def _command(status: Json) -> str:
+def _command(status: Status) -> str:
     script = status.get("script")
     return " ".join((script.get("script") or "", *script.get("args", ()))) if script else ""
 
 
-def _parts(incident: Json) -> dict[int, str]:
-    parts = {rank: "victim" for group in incident.get("victims", ()) for rank in group["ranks"]}
-    return {**parts, **dict.fromkeys(incident.get("culprit_ranks", ()), "culprit")}
+def _verdicts(incident: IncidentDocument) -> dict[int, str]:
+    verdicts = {rank: "victim" for group in incident.get("victims", ()) for rank in group["ranks"]}
+    return {**verdicts, **dict.fromkeys(incident.get("culprit_ranks", ()), "culprit")}
 
 
 def _node(
-    name: str, document: Json | None, host: HostConnection | None, parts: Mapping[int, str], *, ended: bool = False
+    name: str,
+    document: NodeStatus | None,
+    host: HostConnection | None,
+    verdicts: Mapping[int, str],
+    *,
+    ended: bool = False,
 ) -> NodeRow:
-    data = document or {}
-    # Ages are of the last status: after the end of the job they would stand still.
-    last = {"last_output_age_s": None} if ended else {}
+    data: NodeStatus = document or {"name": name}
     link = host.state if host is not None else ""
     state = data.get("state") or {"up": "ready"}.get(link, link)
     vitals = data.get("vitals") or {}
-    rows = [{**rank, **last} if last else rank for rank in data.get("ranks", ())]
-    ranks = tuple([_rank(name, vitals, rank, parts) for rank in rows])
+    rows = data.get("ranks", [])
+    if ended:
+        # Ages are of the last status: after the end of the job they would stand still.
+        rows = [{**rank, "last_output_age_s": None} for rank in rows]
+    ranks = tuple([_rank(name, vitals, rank, verdicts) for rank in rows])
     return NodeRow(
         name=name,
         state=state,
@@ -340,12 +362,12 @@ def _node(
     )
 
 
-def _rank(node: str, node_vitals: Json, data: Json, parts: Mapping[int, str]) -> RankRow:
+def _rank(node: str, node_vitals: NodeVitals, data: RankStatus, verdicts: Mapping[int, str]) -> RankRow:
     number, state = data["rank"], data.get("state") or ""
-    part = parts.get(number, "")
-    is_victim = state == "failed" and part == "victim"
+    verdict = verdicts.get(number, "")
+    is_victim = state == "failed" and verdict == "victim"
     look = looks.VICTIM if is_victim else looks.RANKS.get(state, looks.UNKNOWN)
-    return RankRow(number, node, state, data.get("step"), part, look, data, node_vitals)
+    return RankRow(number, node, state, data.get("step"), verdict, look, data, node_vitals)
 
 
 def _share(part: float | None, whole: float | None) -> float | None:

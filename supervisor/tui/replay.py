@@ -54,6 +54,11 @@ class ReplayApp(SupervisorApp):
         self.player.step(direction)
         self.look_again()
 
+    def go_to_time(self, time_s: float) -> None:
+        """Go to a time of the recording."""
+        self.player.seek(int(time_s * 1e9))
+        self.look_again()
+
     def action_speed(self, direction: int) -> None:
         """Replay faster or slower."""
         self.player.faster(direction)

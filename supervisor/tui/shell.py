@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
     from textual.screen import Screen
 
-    from supervisor.tui.keys import KeyBinding
+    from remote_agent.wire.documents import JournalEvent
+    from supervisor.tui.keys import Config, KeyBinding
     from supervisor.tui.looks import Glyphs
     from supervisor.tui.model import Snapshot
     from supervisor.tui.preferences import Preferences
@@ -64,6 +65,7 @@ class Shell(Protocol):
     palette: Palette
     glyphs: Glyphs
     key_table: Sequence[KeyBinding]
+    config: Config
     read_only: bool
     home: HomeSource | None
     """The jobs of all inventories; None where there is no switching."""
@@ -75,7 +77,7 @@ class Shell(Protocol):
     # --- state
 
     @property
-    def event_rows(self) -> Sequence[Mapping[str, Any]]:
+    def event_rows(self) -> Sequence[JournalEvent]:
         """The journal, an incident as one row."""
 
     @property
@@ -145,6 +147,9 @@ class Shell(Protocol):
 
     def open_place(self, place: LogPlace) -> None:
         """Show one line of a log."""
+
+    def go_to_time(self, time_s: float) -> None:
+        """Show what all ranks printed at a time, or in a replay the job at that time."""
 
     def open_event(self, index: Hashable) -> None:
         """Show what an event is about: the incident, or the log."""

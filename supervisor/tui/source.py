@@ -12,13 +12,12 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
 
     from remote_agent.wire import Answer
-    from supervisor.history import Series
+    from remote_agent.wire.documents import IncidentDocument, JournalEvent, Json, RequestReply, Status
+    from supervisor.history import Series, SeriesQuery
     from supervisor.logs.merge import Page
     from supervisor.logs.rows import Clocks
     from supervisor.nccl import Fabric
     from supervisor.tui.terminal import Lent as Terminal
-
-Json = dict[str, Any]
 
 
 class HostConnection(Protocol):
@@ -70,7 +69,7 @@ class Forward(Protocol):
 
     @property
     def url(self) -> str:
-        """Where a browser of this machine finds it."""
+        """The address for a browser on this machine."""
 
     @property
     def is_answered(self) -> bool:
@@ -92,7 +91,7 @@ class Source(Protocol):
         """Hosts by name, in inventory order."""
 
     @property
-    def status(self) -> Json:
+    def status(self) -> Status:
         """The newest status document, or {}; a new object whenever it changed."""
 
     @property
@@ -100,11 +99,11 @@ class Source(Protocol):
         """Seconds since the newest status came; infinite before the first."""
 
     @property
-    def events(self) -> Sequence[Mapping[str, Any]]:
+    def events(self) -> Sequence[JournalEvent]:
         """The journal so far, in order; an agent of another version may have written it."""
 
     @property
-    def incidents(self) -> list[Json]:
+    def incidents(self) -> list[IncidentDocument]:
         """The incidents so far, in order."""
 
     @property
@@ -119,14 +118,24 @@ class Source(Protocol):
     def ended(self) -> bool:
         """The job is over."""
 
-    async def request(self, verb: str, **args: Any) -> Json:
+    async def request(self, verb: str, **args: Any) -> RequestReply:
         """Request restart, remove, add, stop or promote; raises SupervisorError with a hint if it is refused."""
 
     async def edited(self) -> Json:
         """Return the local edits of the work tree as `change`, and the `tree` from which the group runs."""
 
-    async def shell(self, terminal: Terminal, node: str, rank: int | None) -> None:
-        """Run a shell on a node where a rank runs, on the operator's terminal, until it ends; raises as `request`."""
+    async def shell(
+        self,
+        terminal: Terminal,
+        node: str,
+        rank: int | None,
+        line: str = "",
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        """Run a shell, or a command line with these variables, on a node where a rank runs, until it ends.
+
+        It has the operator's terminal. Raises as `request`.
+        """
 
     @property
     def forwards(self) -> Sequence[Forward]:
@@ -152,8 +161,8 @@ class Source(Protocol):
     async def nccl(self) -> Fabric:
         """Return the transports between nodes from NCCL's output; empty without output."""
 
-    async def series(self, kinds: Sequence[str], ids: Sequence[int] | None, seconds: float, points: int) -> Series:
-        """Return the newest seconds of these kinds (see history.py), of these ranks or GPUs or of all."""
+    async def series(self, wanted: SeriesQuery) -> Series:
+        """Return what ranks, nodes and GPUs did (see history.py)."""
 
     async def log(self, node: str, op: str, args: Json) -> Answer:
         """Send a log request to the agent of a node."""
@@ -186,9 +195,9 @@ class HomeJob(NamedTuple):
     """The inventory in short."""
     listed: Json
     """The job as its hosts list it: job, state, live, created_ns, world_size, hosts, script."""
-    status: Json
+    status: Status
     """Its status document, {} before it has come."""
-    incident: Json | None
+    incident: IncidentDocument | None
     """Its newest incident."""
 
 

@@ -46,7 +46,7 @@ class Remote(Protocol):
         """Return what it prints; empty at its end."""
 
     def write(self, data: bytes) -> None:
-        """Type."""
+        """Send what is typed."""
 
     def resize(self, columns: int, lines: int) -> None:
         """Report another size of this terminal."""
@@ -108,6 +108,21 @@ class Lent:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
+
+    async def wait_enter(self) -> None:
+        """Leave what was printed on the terminal until enter is pressed."""
+        _write_all(1 if os.isatty(1) else 2, b"\r\n[enter returns to the screen] ")
+        loop, typed = asyncio.get_running_loop(), asyncio.Event()
+        with contextlib.suppress(termios.error):
+            # What was typed for the command is no answer to this.
+            termios.tcflush(0, termios.TCIFLUSH)
+        loop.add_reader(0, typed.set)
+        try:
+            await typed.wait()
+        finally:
+            loop.remove_reader(0)
+            with contextlib.suppress(termios.error):
+                termios.tcflush(0, termios.TCIFLUSH)
 
     async def connect(self, program: Remote) -> None:
         """Pass bytes between the terminal and a program on another machine until that ends."""
@@ -230,8 +245,8 @@ class OnlyText(LineFilter):
         """Return the segments with escapes for control characters and invisible marks."""
         if all(segment.text.isprintable() for segment in segments):
             return segments
-        shown = [segment._replace(text=clean(segment.text)) for segment in segments]
-        return Segment.adjust_line_length(shown, Segment.get_line_length(segments))
+        safe = [segment._replace(text=clean(segment.text)) for segment in segments]
+        return Segment.adjust_line_length(safe, Segment.get_line_length(segments))
 
 
 LONGEST_NOTICE: Final = 200

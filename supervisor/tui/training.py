@@ -1,4 +1,4 @@
-"""The training of a job at a glance: how far, how fast, how long still, what it costs, which ranks are slow. Pure.
+"""The training of a job at a glance: progress, speed, remaining time, goodput, slow ranks. Pure.
 
 In: a snapshot, the journal's runs and events, the history's series. Out: rows of the dashboard.
 """
@@ -8,10 +8,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from remote_agent.wire.events import EventType
 from supervisor.tui.rows import charts
+from supervisor.tui.rows.charts import Chart
+from supervisor.tui.rows.series import among
 from supervisor.tui.rows.spans import EMPTY, fit, fit_row, row_width
 from supervisor.tui.rows.tables import fit_parts
 from supervisor.wording import usage, values
@@ -19,32 +21,38 @@ from supervisor.wording.goodput import redone_s
 from supervisor.wording.incidents import is_hang
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
+    from remote_agent.wire.documents import JournalEvent, Status
     from supervisor.history import Series
     from supervisor.tui.looks import Glyphs
     from supervisor.tui.model import RankRow, Snapshot
     from supervisor.tui.rows.spans import Row, Span
-    from supervisor.tui.source import Json
     from supervisor.wording.goodput import Goodput
 
 KINDS: Final = ("loss", "rate", "step", "step_s", "rank_cpu", "gpu_use")
-# Of more ranks than this, those with problems and the first ones are asked for.
+JOB_KINDS: Final = ("loss", "rate", "step_s")
+# If there are more ranks than this, only those with problems and the first ones are requested.
 MOST_RANKS: Final = 64
 BAR: Final = 20
 STRIPS: Final = {"step_s": "step time", "gpu_use": "gpu", "rank_cpu": "cpu"}
 # Each rank prints its own tokens and samples; all make the same steps.
-_SUMMED: Final = ("tok/s", "samples/s")
+SUMMED: Final = ("tok/s", "samples/s")
 
 
 def asked(snapshot: Snapshot) -> tuple[tuple[str, ...], list[int] | None]:
     """Return the kinds and the ranks whose history is wanted; None: all."""
-    if len(snapshot.ranks) <= MOST_RANKS:
-        return KINDS, None
-    odd = [rank.rank for rank in snapshot.ranks if rank.has_problem or rank.progress.get("lag")]
-    ranks = list(dict.fromkeys((*odd, *(rank.rank for rank in snapshot.ranks))))[:MOST_RANKS]
+    ranks = chosen(snapshot)
     # GPUs are not numbered as ranks are: all of them would be sent.
-    return tuple(kind for kind in KINDS if kind != "gpu_use"), ranks
+    return (KINDS, None) if ranks is None else (tuple(kind for kind in KINDS if kind != "gpu_use"), ranks)
+
+
+def chosen(snapshot: Snapshot) -> list[int] | None:
+    """Return the ranks whose history is wanted where that of all is too much; None: all."""
+    if len(snapshot.ranks) <= MOST_RANKS:
+        return None
+    odd = [rank.rank for rank in snapshot.ranks if rank.has_problem or rank.progress.get("lag")]
+    return list(dict.fromkeys((*odd, *(rank.rank for rank in snapshot.ranks))))[:MOST_RANKS]
 
 
 # --- in one line
@@ -86,11 +94,11 @@ def newest(snapshot: Snapshot) -> Newest:
         if loss == "-":
             loss = usage.figure(progress.get("loss"))
         rate, unit = progress.get("rate"), progress.get("unit")
-        if rate is not None and unit in _SUMMED:
+        if rate is not None and unit in SUMMED:
             rates.setdefault(str(unit), []).append(rate)
     total = totals.pop() if len(totals) == 1 else None
     pace = statistics.median(paces) if paces else None
-    unit = next((each for each in _SUMMED if each in rates), "step/s")
+    unit = next((each for each in SUMMED if each in rates), "step/s")
     return Newest(
         snapshot.train_step,
         None if total is None else int(total),
@@ -107,7 +115,7 @@ def _pace_text(pace: float | None) -> str:
 
 
 def progress_row(now: Newest, cost: Goodput | None, width: int, glyphs: Glyphs, *, ended: bool = False) -> Row:
-    """How far, how fast, how long still, and the goodput."""
+    """Progress, speed, remaining time, and the goodput."""
     step, total, pace = now.step, now.total, now.pace
     dot = f" {glyphs.dot} "
     parts: list[tuple[int, Row]] = []
@@ -146,7 +154,7 @@ class Training:
     """Seconds spent on steps that had been made before."""
 
 
-def gather(events: Sequence[Mapping[str, Any]], series: Series | None) -> Training:
+def gather(events: Sequence[JournalEvent], series: Series | None) -> Training:
     """Fold the journal for the dashboard."""
     began: list[float] = []
     runs: list[tuple[float, float]] = []
@@ -199,6 +207,22 @@ def _step_s(series: Series) -> float | None:
     return charts.usual(series.of("step_s").values())
 
 
+def _left(width: int) -> int:
+    """Cells for the curves; the strips are beside them."""
+    return width * 3 // 5
+
+
+def time_at(training: Training, cell: int, width: int) -> float | None:
+    """Return the time of a cell of the curves and of the line below, exactly that of a mark; None beside them."""
+    series, inner = training.series, _left(width) - charts.GUTTER
+    cell -= charts.GUTTER
+    if series is None or not 0 <= cell < inner:
+        return None
+    scale = series.buckets * series.width_s / inner
+    marked = (time_s for time_s, _ in training.marks if int((time_s - series.begin_s) / scale) == cell)
+    return next(marked, series.begin_s + (cell + 0.5) * scale)
+
+
 def dashboard(
     snapshot: Snapshot, now: Newest, training: Training, strip: str, width: int, height: int, glyphs: Glyphs
 ) -> list[Row]:
@@ -206,7 +230,7 @@ def dashboard(
     if height <= 0 or training.series is None:
         return []
     room = height
-    left = width * 3 // 5
+    left = _left(width)
     right = width - left - 2
     saved = [(one["time_ns"] / 1e9, "snapshot") for one in snapshot.status.get("snapshots") or ()]
     curves = _curves(training.series, training, now, left, room, glyphs, saved)
@@ -232,7 +256,7 @@ def _curves(
     low = 0 if not charts.known(speeds) else lines if not has_loss else max(1, lines // 3)
     rows: list[Row] = []
     if has_loss:
-        rows += charts.named_curve("loss", loss, inner, lines - low, glyphs, usage.figure)
+        rows += charts.chart_rows(Chart("loss", loss, usage.figure), width, lines - low, glyphs, names=("loss",))
     if low:
         top = charts.bounds(speeds)
         rows += charts.labelled(
@@ -276,6 +300,19 @@ def _speeds(series: Series, now: Newest) -> tuple[list[float], str]:
         # Of many ranks only some were asked for.
         return [rate * now.printing for rate in rates], now.unit
     return [1 / value if value else math.nan for value in _mean_of(series, "step_s")], "step/s"
+
+
+def job_charts(series: Series, now: Newest) -> list[Chart]:
+    """Return the mean loss and step time of the ranks, with their range, and the throughput of the whole job."""
+    speeds, unit = _speeds(series, now)
+
+    def of_ranks(name: str, kind: str, text: Callable[[float], str]) -> Chart:
+        chart = Chart(name, _mean_of(series, kind), text, range_name="ranks")
+        return among(chart, list(series.of(kind).values()))
+
+    speed = Chart(unit, speeds, usage.short_speed)
+    drawn = (of_ranks("loss", "loss", usage.figure), speed, of_ranks("step time", "step_s", values.duration))
+    return [chart for chart in drawn if chart.is_known]
 
 
 # --- the strips of the ranks
@@ -339,7 +376,7 @@ def _rank_values(series: Series, snapshot: Snapshot, kind: str) -> list[tuple[Ra
     return strips
 
 
-def _slow(status: Json) -> set[object]:
+def _slow(status: Status) -> set[object]:
     """Return the ranks, and nodes, that the others wait for most of the time."""
     slow = [one for one in status.get("warnings", ()) if one["kind"] == "slow"]
     return {one["node"] if one.get("rank") is None else one["rank"] for one in slow}

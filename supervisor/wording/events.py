@@ -6,14 +6,32 @@ In: events of the journal. Out: text without colour, one line an event; the rows
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from remote_agent.text.names import count, name_ranks, ranges
+from remote_agent.text.names import count, name_ranks, ranges, size_text
 from remote_agent.wire.events import PHASE_EVENTS, PHASES, EventType, StopCause, label, phases_of
 from supervisor.inventory.pattern import fold
-from supervisor.wording.values import clock, duration, one_line, safe, size
+from supervisor.wording.values import clock, duration, one_line, safe
 
-Document = Mapping[str, Any]
+if TYPE_CHECKING:
+    from remote_agent.wire.documents import (
+        Document,
+        EnvironmentSetDetail,
+        ExitStatus,
+        GenerationRunningDetail,
+        GenerationStartedDetail,
+        GenerationStoppedDetail,
+        IncidentDocument,
+        JournalEvent,
+        LastOutputDetail,
+        PlacedReport,
+        RanksAssignedDetail,
+        SnapshotEntry,
+        SnapshotsChosenDetail,
+        StartFacts,
+        TreeChangedDetail,
+    )
+
 # What is reached at the end of a phase, where it is not the phase itself.
 _REACHED = {"imports": "init_process_group"}
 TRACEBACK = ("Traceback (", "Original Traceback (")
@@ -68,14 +86,32 @@ ROLES: Mapping[str, str] = {
     for each in types
 }
 
+# The report's table of nodes and requests: events that change which nodes take part, and requests of operators.
+MEMBERSHIP = (
+    EventType.NODE_JOINED,
+    EventType.NODE_ADDED,
+    EventType.REMOVE_REQUESTED,
+    EventType.NODE_REMOVED,
+    EventType.NODE_LOST,
+    EventType.NODE_FAILED,
+    EventType.COORDINATOR_CHANGED,
+    EventType.NODE_CORDONED,
+    EventType.NODE_UNCORDONED,
+    EventType.SIGNAL_SENT,
+    EventType.ENVIRONMENT_SET,
+    EventType.TREE_CHANGED,
+    EventType.RESTART_REQUESTED,
+    EventType.STOP_REQUESTED,
+)
+
 
 def cause_text(cause: object) -> str:
-    """Return why a generation stopped; a cause that only a newer version knows as it is."""
+    """Return why a generation stopped; a cause that only a newer version knows is returned unchanged."""
     known = CAUSES.get(str(cause))
     return known.text if known else one_line(cause)
 
 
-def still_there(read: Sequence[Document], events: Sequence[Document]) -> int:
+def still_there(read: Sequence[JournalEvent], events: Sequence[JournalEvent]) -> int:
     """Return how many of the events that were read a journal still has.
 
     Its end may have been replaced, or a recording turned back.
@@ -96,12 +132,12 @@ class EventRows:
         self._start()
 
     def _start(self) -> None:
-        self.rows: list[Document] = []
-        self._read: list[Document] = []
+        self.rows: list[JournalEvent] = []
+        self._read: list[JournalEvent] = []
         self._preliminary: dict[int | None, int] = {}
         """By number of an incident: its row, which may still change."""
 
-    def follow(self, events: Sequence[Document]) -> list[Document]:
+    def follow(self, events: Sequence[JournalEvent]) -> list[JournalEvent]:
         """Take the new events of a journal, or one that has changed; return those whose text is new."""
         same = still_there(self._read, events)
         if same < len(self._read):
@@ -109,9 +145,9 @@ class EventRows:
             self._take(events[:same])
         return self._take(events[same:])
 
-    def _take(self, events: Sequence[Document]) -> list[Document]:
+    def _take(self, events: Sequence[JournalEvent]) -> list[JournalEvent]:
         begin = len(self.rows)
-        news: dict[int, Document] = {}
+        news: dict[int, JournalEvent] = {}
         for event in events:
             number = event["detail"].get("id") if event["type"] == EventType.INCIDENT else None
             at = self._preliminary.pop(number, None)
@@ -132,15 +168,14 @@ class EventRows:
         return list(news.values())
 
 
-def event_line(event: Document) -> str:
+def event_line(event: JournalEvent) -> str:
     """Return an event in one line: local time, type, generation, node and rank, text."""
     return line(event, event_text(event))
 
 
 def line(event: Document, text: str, *, utc: bool = False) -> str:
     """Return the line of an event whose text is known already."""
-    generation = event.get("generation")
-    group = "" if generation is None or int(generation) < 0 else f"g{generation}"
+    group = "" if event["generation"] < 0 else f"g{event['generation']}"
     time = clock(event.get("time"), millis=True, utc=utc)
     return f"{time} {label(event.get('type')):<20} {group:<4} {place(event):<14} {text}".rstrip()
 
@@ -151,23 +186,23 @@ def place(event: Document) -> str:
     return " ".join(part for part in (one_line(event.get("node") or ""), rank) if part)
 
 
-def event_text(event: Document) -> str:
-    """Return what an event says beside its type and place."""
-    detail: Document = event.get("detail") or {}
+def event_text(event: JournalEvent) -> str:
+    """Return the text of an event without its type and place."""
+    detail = event.get("detail") or {}
     text = _TEXTS.get(str(event.get("type")), _unknown)
     return one_line(text(detail))
 
 
-def outcome_line(event: Document) -> str:
+def outcome_line(event: JournalEvent) -> str:
     """Return how a request ended, in one line."""
     if event.get("type") == EventType.GENERATION_RUNNING:
-        return f"generation {event.get('generation')} running: {_running(event.get('detail') or {})}"
+        return f"generation {event.get('generation')} running: {_running(event['detail'])}"
     text = event_text(event)
     node = f" {one_line(event['node'])}" if event.get("node") else ""
     return f"{label(event.get('type'))}{node}" + (f": {text}" if text else "")
 
 
-def phases_by_generation(events: Iterable[Document]) -> dict[int, dict[str, float]]:
+def phases_by_generation(events: Iterable[JournalEvent]) -> dict[int, dict[str, float]]:
     """Return what the start of each generation was spent on, in milliseconds by phase, in order."""
     phases: dict[int, dict[str, float]] = {}
     for event in events:
@@ -201,15 +236,15 @@ def variables(environment: Document) -> str:
     return " ".join(f"{name}={value}" for name, value in sorted(env.items())) or "as launched"
 
 
-def tree_change(detail: Document) -> str:
+def tree_change(detail: TreeChangedDetail) -> str:
     """Return what changed in a work tree: `3 files, 12.0 kB: train.py, model.py, lib/a.py`."""
     number = int(detail.get("files") or 0)
     paths = [one_line(path) for path in detail.get("paths") or ()][:MAX_PATHS]
     more = ", …" if number > len(paths) else ""
-    return f"{count(number, 'file')}, {size(int(detail.get('bytes') or 0))}: {', '.join(paths)}{more}"
+    return f"{count(number, 'file')}, {size_text(int(detail.get('bytes') or 0))}: {', '.join(paths)}{more}"
 
 
-def tree_text(detail: Document) -> str:
+def tree_text(detail: TreeChangedDetail) -> str:
     """Return which work tree new groups start from, and who asked for it, or why."""
     digest = one_line(str(detail.get("digest") or "")[:8])
     tree = f"back to {digest}" if detail.get("rollback") else f"{digest}, {tree_change(detail)}"
@@ -219,7 +254,7 @@ def tree_text(detail: Document) -> str:
     return f"{tree}{without}; {_asked(detail)}"
 
 
-def exit_text(end: Document) -> str:
+def exit_text(end: ExitStatus) -> str:
     """Return `exit 1` or `killed by SIGKILL`."""
     if end.get("signal"):
         return f"killed by {end['signal']}"
@@ -238,7 +273,7 @@ def _operator(detail: Document) -> str:
     return str(detail.get("operator") or "")
 
 
-def snapshots_text(detail: Document) -> str:
+def snapshots_text(detail: SnapshotsChosenDetail) -> str:
     """Return from what a group resumes, and where that had to be put in place."""
     named = [snapshot_text(one) for one in detail.get("snapshots") or ()]
     placed = detail.get("placed") or {}
@@ -246,21 +281,27 @@ def snapshots_text(detail: Document) -> str:
     return "resumes from " + ", ".join(named) + "".join(f"; {text}" for text in brought if text)
 
 
-def snapshot_text(snapshot: Document) -> str:
+def snapshot_text(snapshot: SnapshotEntry) -> str:
     """Return which snapshot it is: `snapshot.pt, step 760`."""
+    step = snapshot_step(snapshot)
+    return f"{one_line(snapshot.get('path'))}" + (f", step {step}" if step else "")
+
+
+def snapshot_step(snapshot: SnapshotEntry) -> str:
+    """Return a snapshot's step: `760`; `~760` where it is what ranks had printed; "" if it is unknown."""
     step = snapshot.get("step")
-    return f"{one_line(snapshot.get('path'))}" + (f", step {step}" if step is not None else "")
+    return "" if step is None else f"{step:,}" if snapshot.get("exact", True) else f"~{step:,}"
 
 
-def _placed(node: str, report: Document) -> str:
+def _placed(node: str, report: PlacedReport) -> str:
     sources = fold(sorted({str(source) for source in (report.get("placed") or {}).values() if source}))
-    took = f"{size(int(report.get('bytes') or 0))} in {duration(float(report.get('seconds') or 0))}"
+    took = f"{size_text(int(report.get('bytes') or 0))} in {duration(float(report.get('seconds') or 0))}"
     parts = [f"from {sources}, {took}"] if sources else ["from its own copy"] if report.get("placed") else []
     parts += [f"hid {one_line(text)}" for text in report.get("aside") or ()]
     return f"{one_line(node)} {', '.join(parts)}" if parts else ""
 
 
-def _last_output(detail: Document) -> str:
+def _last_output(detail: LastOutputDetail) -> str:
     who = name_ranks(detail.get("ranks") or ())
     return f"{one_line(detail.get('kept_by'))} keeps the last output of {who}: see logs --generation"
 
@@ -305,7 +346,7 @@ def _quorum(detail: Document) -> str:
     return f"{len(detail.get('held') or ())} of {count(len(detail.get('members') or ()), 'node')} reachable"
 
 
-def _forming(detail: Document) -> str:
+def _forming(detail: GenerationStartedDetail) -> str:
     nodes = fold(str(member.get("node")) for member in detail.get("members") or ())
     meeting = detail.get("rendezvous")
     where = ""
@@ -314,12 +355,12 @@ def _forming(detail: Document) -> str:
     return f"world size {detail.get('world_size')} on {nodes}{where}"
 
 
-def _assigned(detail: Document) -> str:
+def _assigned(detail: RanksAssignedDetail) -> str:
     ranks = ranges(int(rank[0]) for rank in detail.get("ranks") or ())
     return f"torch assigned ranks {ranks} of {detail.get('world_size')}"
 
 
-def _running(detail: Document) -> str:
+def _running(detail: GenerationRunningDetail) -> str:
     phases = phases_of(detail)
     text = f"world size {detail.get('world_size')}"
     if not phases:
@@ -329,7 +370,7 @@ def _running(detail: Document) -> str:
     return f"{took}; {starts_text(detail['starts'])}" if detail.get("starts") else took
 
 
-def starts_text(starts: Mapping[str, Document]) -> str:
+def starts_text(starts: Mapping[str, StartFacts]) -> str:
     """Return how nodes started their ranks: `warm`, or `cold on n1 n2: the waiting process has died`."""
     nodes: dict[str, list[str]] = {}
     for name, start in starts.items():
@@ -339,13 +380,13 @@ def starts_text(starts: Mapping[str, Document]) -> str:
     return cold or "warm"
 
 
-def _stopped(detail: Document) -> str:
+def _stopped(detail: GenerationStoppedDetail) -> str:
     cause = str(detail.get("cause") or "")
     took = detail.get("stop_ms")
     return cause_text(cause) + (f"; stopped in {duration(took / 1000)}" if took is not None else "")
 
 
-def _incident(detail: Document) -> str:
+def _incident(detail: IncidentDocument) -> str:
     # In front: the end of a long line may be cut off, and the final verdict often says the same.
     return f"{'so far: ' if detail.get('preliminary') else ''}{detail.get('summary') or ''}"
 
@@ -355,14 +396,14 @@ def _rank_failed(detail: Document) -> str:
     if isinstance(message, Mapping):
         message = message.get("message", "")
     lines = [line.strip() for line in safe(message or "").splitlines() if line.strip()]
-    end = exit_text(detail.get("exit") or {})
+    end = exit_text(detail["exit"]) if "exit" in detail else "ended"
     if not lines:
         return end
     # The message of an error that wraps another's traceback ends with the cause.
     return f"{end}: {lines[-1] if any(line.startswith(TRACEBACK) for line in lines) else lines[0]}"
 
 
-def _environment(detail: Document) -> str:
+def _environment(detail: EnvironmentSetDetail) -> str:
     return f"{variables(detail)}, from generation {detail.get('from_generation')} on"
 
 
@@ -380,7 +421,7 @@ def _unknown(detail: Document) -> str:
     return " ".join(f"{key}={one_line(value)}" for key, value in detail.items() if not isinstance(value, (dict, list)))
 
 
-_TEXTS: Mapping[str, Callable[[Document], str]] = {
+_TEXTS: Mapping[str, Callable[[Any], str]] = {
     EventType.JOB_STARTED: _started,
     EventType.JOB_DEGRADED: _degraded,
     EventType.JOB_SUCCEEDED: _succeeded,

@@ -6,15 +6,17 @@ the job is known, as then nobody knows whether it trains.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from remote_agent.wire.events import ENDED_EVENTS, EventType
 from supervisor.wording.events import phases_by_generation
 from supervisor.wording.incidents import is_hang
 from supervisor.wording.values import elapsed, local_time
 
-Document = Mapping[str, Any]
+if TYPE_CHECKING:
+    from remote_agent.wire.documents import JournalEvent
+
 # What the phases of a start are called here.
 _SPENT = {
     "detect": "stop",
@@ -50,7 +52,7 @@ class Goodput(NamedTuple):
         return f"{text}, {lost:.0f} s lost: {spent}"
 
 
-def goodput(events: Sequence[Document], now_s: float, redone_s: float = 0.0) -> Goodput | None:
+def goodput(events: Sequence[JournalEvent], now_s: float, redone_s: float = 0.0) -> Goodput | None:
     """Return a job's goodput up to now, or up to its end; `redone_s`: spent on steps that had been made before."""
     began = next((_time(event) for event in events if event.get("type") == EventType.GENERATION_STARTED), None)
     if began is None or not any(event.get("type") == EventType.FIRST_STEP for event in events):
@@ -63,7 +65,7 @@ def goodput(events: Sequence[Document], now_s: float, redone_s: float = 0.0) -> 
             lost[name] = lost.get(name, 0.0) + milliseconds / 1000
     lost["hang"] = _hung_s(events, end_s)
     if (waits := _waits(events)) is not None:
-        # No phase has that time yet.
+        # That time does not belong to a phase yet.
         name, since = waits
         lost[name] = lost.get(name, 0.0) + max(0.0, end_s - since)
     lost["redo"] = redone_s
@@ -71,7 +73,7 @@ def goodput(events: Sequence[Document], now_s: float, redone_s: float = 0.0) -> 
     return Goodput(total_s, {name: value for name, value in lost.items() if value > 0})
 
 
-def _hung_s(events: Sequence[Document], end_s: float) -> float:
+def _hung_s(events: Sequence[JournalEvent], end_s: float) -> float:
     """Return for how long the group hung, from each incident of a hang to what ended it."""
     hung_s, since = 0.0, None
     for event in events:
@@ -84,13 +86,13 @@ def _hung_s(events: Sequence[Document], end_s: float) -> float:
     return hung_s + (max(0.0, end_s - since) if since is not None else 0.0)
 
 
-def start_waits(events: Sequence[Document], now_s: float) -> str:
+def start_waits(events: Sequence[JournalEvent], now_s: float) -> str:
     """Return what a running group without a first step waits for: `imports: 8 s`; "" where there is none."""
     what, since = _waits(events) or ("restart", 0.0)
     return "" if what == "restart" else f"{'imports' if what == 'import' else what}: {elapsed(now_s - since)}"
 
 
-def _waits(events: Sequence[Document]) -> tuple[str, float] | None:
+def _waits(events: Sequence[JournalEvent]) -> tuple[str, float] | None:
     """Return what a job waits for that makes no steps yet, or again, and since when; None: it trains, or has ended."""
     for event in reversed(events):
         if (kind := event["type"]) in (EventType.FIRST_STEP, *ENDED_EVENTS):
@@ -128,6 +130,6 @@ def redone_s(steps: Iterable[tuple[float, float, float]], restarts: Iterable[flo
     return lost
 
 
-def _time(event: Document) -> float | None:
+def _time(event: JournalEvent) -> float | None:
     moment = local_time(event.get("time"))
     return None if moment is None else moment.timestamp()

@@ -1,73 +1,44 @@
 """Incidents as text: the cause of a failure, its consequences and evidence, its state, and what to do. Pure.
 
-In: incident documents. Out: text without colour, one fact a line; display names of categories and confidence.
+In: incident documents. Out: text without colour, one fact a line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from remote_agent.diagnose.signatures import CATEGORIES
 from remote_agent.text.names import name_ranks
 from supervisor.wording.events import cause_text, exit_text
 from supervisor.wording.stacks import numbered_source
 from supervisor.wording.values import clock, elapsed, local_time, one_line, or_dash, safe
 
 if TYPE_CHECKING:
-    from supervisor.wording.events import Document
-
-
-CATEGORIES: Mapping[str, str] = {
-    "user_exception": "exception in the script",
-    "cuda_oom": "CUDA out of memory",
-    "cuda_error": "CUDA error",
-    "host_oom_kill": "killed by the host's OOM killer",
-    "segfault": "segmentation fault",
-    "sigabrt": "abort",
-    "bus_error_shm": "bus error (shared memory)",
-    "nccl_timeout_watchdog": "NCCL timeout (watchdog)",
-    "nccl_system_error": "NCCL system error",
-    "nccl_remote_error": "NCCL error on another rank",
-    "nccl_version_mismatch": "NCCL version mismatch",
-    "nccl_network": "NCCL network error",
-    "rendezvous_timeout": "rendezvous timeout",
-    "port_in_use": "port in use",
-    "hang_no_output": "hang",
-    "collective_desync": "collective mismatch",
-    "gloo_connection_reset": "Gloo connection reset",
-    "nan_loss": "NaN loss",
-    "disk_full": "disk full",
-    "permission_import_missing_module": "missing module or permission",
-    "signal_preempted": "stopped by a signal",
-    "dataloader_worker_killed": "DataLoader worker killed",
-    "checkpoint_corrupt": "corrupt checkpoint",
-    "torch_version_mismatch": "torch version mismatch",
-    "node_lost": "node lost",
-    "other": "other",
-}
+    from remote_agent.wire.documents import Document, IncidentDocument, MissingRanks
 
 
 def category_text(category: object) -> str:
     """Return the display name of a category; an unknown one with spaces for underscores."""
-    return CATEGORIES.get(str(category or "other")) or one_line(category).replace("_", " ")
+    known = CATEGORIES.get(str(category or "other"))
+    return known.name if known else one_line(category).replace("_", " ")
 
 
-def is_hang(incident: Document) -> bool:
+def is_hang(incident: IncidentDocument) -> bool:
     """Whether an incident of a job is a hang: its ranks waited, and none had failed."""
     return "ongoing" in incident
 
 
-def is_open(incident: Document) -> bool:
+def is_open(incident: IncidentDocument) -> bool:
     """Whether the job has not recovered from an incident, and has not ended."""
     return incident.get("state") == "open"
 
 
-def advice(incident: Document) -> str:
+def advice(incident: IncidentDocument) -> str:
     """Return what to do about an incident; nothing about a hang that has ended."""
     return "" if is_hang(incident) and not incident["ongoing"] else str(incident.get("hint") or "")
 
 
-def culprit(incident: Document) -> str:
+def culprit(incident: IncidentDocument) -> str:
     """Return the ranks, or the node, that an incident began with: `rank 3 on n2`; "" where none is named."""
     ranks, node = incident.get("culprit_ranks") or (), incident.get("culprit_node")
     where = f" on {one_line(node)}" if node else ""
@@ -75,7 +46,7 @@ def culprit(incident: Document) -> str:
     return f"{more}{name_ranks(ranks)}{where}" if ranks else f"node {one_line(node)}" if node else ""
 
 
-def standing(incident: Document, now_s: float | None = None, *, utc: bool = False) -> str:
+def standing(incident: IncidentDocument, now_s: float | None = None, *, utc: bool = False) -> str:
     """Return what has become of an incident: `healed 12 s ago: training resumed after 143 s`.
 
     now_s: Unix time, for a screen that counts; without it the text has times of day. "" for a failure that is open,
@@ -98,16 +69,16 @@ def standing(incident: Document, now_s: float | None = None, *, utc: bool = Fals
     return f"{state} at {clock(ended, utc=utc)}{why}"
 
 
-def healed_note(incident: Document, now_s: float) -> str:
+def healed_note(incident: IncidentDocument, now_s: float) -> str:
     """Return the last incident of a job that recovered, in a few words: `healed 12 s ago: rank 3 on n2, hang`."""
-    # The name of no category says less than how the rank ended.
+    # Without a category, how the rank ended says more than the category's name.
     is_known = incident.get("category") not in (None, "other")
-    what = category_text(incident["category"]) if is_known else exit_text(incident.get("exit") or {})
+    what = category_text(incident["category"]) if is_known else exit_text(incident["exit"])
     facts = ", ".join(part for part in (culprit(incident), what) if part)
     return f"healed {_ago(incident.get('ended_at'), now_s)} ago: {facts}"
 
 
-def hang_step(incident: Document, now_s: float | None = None) -> str:
+def hang_step(incident: IncidentDocument, now_s: float | None = None) -> str:
     """Return what happens next in a hang that lasts; now_s as in `standing`."""
     if incident.get("restarts_at"):
         return f"the group restarts {_at(incident['restarts_at'], now_s)} if the hang lasts"
@@ -116,7 +87,7 @@ def hang_step(incident: Document, now_s: float | None = None) -> str:
     return f"waiting for you{_times_out(incident, now_s)}{advice}"
 
 
-def _times_out(incident: Document, now_s: float | None, utc: bool = False) -> str:
+def _times_out(incident: IncidentDocument, now_s: float | None, utc: bool = False) -> str:
     at = incident.get("times_out_at")
     return f"; torch times out {_at(at, now_s, utc)}" if at else ""
 
@@ -134,7 +105,7 @@ def _ago(stamp: object, now_s: float) -> str:
     return "-" if time is None else elapsed(now_s - time.timestamp())
 
 
-def incident_lines(incident: Document, *, traceback: bool = True, utc: bool = False) -> list[str]:
+def incident_lines(incident: IncidentDocument, *, traceback: bool = True, utc: bool = False) -> list[str]:
     """Return an incident in lines: summary, cause, evidence, traceback, consequences, hint."""
     generation = or_dash(incident.get("generation"))
     named = f"culprit: {who}" if (who := culprit(incident)) else "no culprit named"
@@ -143,7 +114,7 @@ def incident_lines(incident: Document, *, traceback: bool = True, utc: bool = Fa
         f"  {one_line(incident.get('summary'))}",
         f"  {category_text(incident.get('category'))}, {incident.get('confidence') or 'unknown'}; {named}",
     ]
-    end: Document = incident.get("exit") or {}
+    end = incident["exit"]
     if end.get("code") is not None or end.get("signal"):
         lines.append(f"  exit: {exit_text(end)}")
     lines += _missing(incident.get("missing"))
@@ -162,7 +133,7 @@ def incident_lines(incident: Document, *, traceback: bool = True, utc: bool = Fa
     return lines
 
 
-def _missing(missing: Document | None) -> list[str]:
+def _missing(missing: MissingRanks | None) -> list[str]:
     if not missing:
         return []
     what = f"{missing.get('collective') or 'collective'} {missing.get('seq') or ''}".strip()

@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
 from remote_agent.coordinator.preview import Preview, preview
+from remote_agent.snapshots.choice import NOTHING_SKIPPED, Skipped, choose, slot_of
 from remote_agent.text.names import count
-from supervisor.wording.events import phases_by_generation
+from remote_agent.wire.events import EventType
+from supervisor.wording.events import phases_by_generation, snapshot_step
+from supervisor.wording.values import one_line
 
 if TYPE_CHECKING:
     from remote_agent.coordinator.state import State
+    from remote_agent.wire.documents import JournalEvent, SnapshotStatus, Status
 
-Json = Mapping[str, Any]
 # Runs of ranks with new numbers that are listed.
 MAX_RUNS: Final = 6
+# Snapshots of one step that are named.
+MAX_PATHS: Final = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +45,7 @@ class Plan:
         return [f"{title:<{room}}  {text}" for title, text in self.facts]
 
 
-def plan(op: str, names: Sequence[str], status: Json, events: Sequence[Json], snapshot: str = "") -> Plan:
+def plan(op: str, names: Sequence[str], status: Status, events: Sequence[JournalEvent], snapshot: str = "") -> Plan:
     """Return what `op` (restart, remove, add) of these nodes leads to; `snapshot`: from which the group resumes."""
     seen = preview(status, op, names)
     before, after = seen.before, seen.after
@@ -56,7 +61,7 @@ def plan(op: str, names: Sequence[str], status: Json, events: Sequence[Json], sn
     joining = [name for name in seen.members if name not in before.members and name not in names]
     if joining:
         facts.append(("Joins", f"{', '.join(joining)} ({'spare' if len(joining) == 1 else 'spares'})"))
-    facts += [("Lost", _lost_steps(status, snapshot)), ("Downtime", _downtime(events))]
+    facts += [("Lost", _lost_steps(status, events, snapshot)), ("Downtime", _downtime(events))]
     return Plan(status.get("generation"), seen.members, tuple(facts))
 
 
@@ -99,7 +104,7 @@ def _roles(seen: Preview) -> str:
     return "; ".join(roles) or "unknown"
 
 
-def _minimum(status: Json, members: int) -> str:
+def _minimum(status: Status, members: int) -> str:
     least = status.get("min_nodes")
     if least is None:
         return "unknown"
@@ -110,18 +115,18 @@ def _minimum(status: Json, members: int) -> str:
     return f"below min_nodes ({least}): the job does not wait for removed nodes"
 
 
-def _lost_steps(status: Json, snapshot: str) -> str:
-    """Return which steps are repeated: all since the snapshot that nodes keep, or the last that a rank has reported."""
+def _lost_steps(status: Status, events: Sequence[JournalEvent], snapshot: str) -> str:
+    """Return which steps are repeated: those since the snapshots that nodes keep, or the last that a rank reported."""
     ranks = [rank for node in status.get("nodes") or () for rank in node.get("ranks") or ()]
-    steps = [rank["step"] for rank in ranks if rank.get("step") is not None]
-    named = status.get("snapshots") or ()
-    kept = [one for one in named if (one["id"] == snapshot if snapshot else not one.get("skipped"))]
-    if snapshot and not kept:
-        return f"not known: no node has snapshot {snapshot}"
-    if kept and kept[-1].get("step") is not None:
-        step, path = kept[-1]["step"], kept[-1]["path"]
-        lost = f"{count(max(0, max(steps) - step), 'step')} lost" if steps else "no rank has reported a step yet"
-        return f"resumes from step {step:,} ({path}), {lost}"
+    steps = [step for rank in ranks if (step := rank.get("step")) is not None]
+    kept = status.get("snapshots") or ()
+    named = next((one for one in kept if one["id"] == snapshot), None)
+    if snapshot and named is None:
+        return f"unknown: no node has snapshot {snapshot}"
+    noted = next((each for each in reversed(events) if each["type"] == EventType.SNAPSHOTS_CHOSEN), None)
+    chosen = choose(kept, Skipped.noted(noted["detail"]) if noted else NOTHING_SKIPPED, named)
+    if named is not None or any(one["step"] is not None for one in chosen):
+        return _resumes(chosen, kept, named, max(steps, default=None))
     saved = [step for rank in ranks if (step := (rank.get("progress") or {}).get("saved")) is not None]
     if not steps:
         return "unknown: no rank has reported a step yet"
@@ -131,7 +136,36 @@ def _lost_steps(status: Json, snapshot: str) -> str:
     return f"{lost}: at step {max(steps):,}; last snapshot: step {max(saved):,}"
 
 
-def _downtime(events: Sequence[Json]) -> str:
+def _resumes(
+    chosen: Sequence[SnapshotStatus], kept: Sequence[SnapshotStatus], named: SnapshotStatus | None, at_step: int | None
+) -> str:
+    """Return from which steps the series resume, how many steps that loses, and which series cannot."""
+    newest_first = sorted(chosen, key=lambda one: -1 if one["step"] is None else one["step"], reverse=True)
+    paths: dict[str, list[str]] = {}
+    for one in newest_first:
+        step = snapshot_step(one)
+        paths.setdefault(f"step {step}" if step else "an unknown step", []).append(one_line(one["path"]))
+    text = "resumes from " + ", ".join(f"{step} ({_some(names)})" for step, names in paths.items())
+    base = named or newest_first[0]
+    if at_step is None:
+        text += ", no rank has reported a step yet"
+    elif base["step"] is not None:
+        about = "" if base.get("exact", True) else "about "
+        text += f", {about}{count(max(0, at_step - base['step']), 'step')} lost"
+    slots = {slot_of(one["path"]) for one in chosen}
+    hidden = {slot: one["path"] for one in kept if (slot := slot_of(one["path"])) not in slots}
+    if hidden:
+        text += f"; {_some([one_line(path) for path in hidden.values()])} {'is' if len(hidden) == 1 else 'are'} hidden:"
+        text += " no version is old enough"
+    return text
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_PATHS} more" if len(names) > MAX_PATHS else ""
+    return ", ".join(names[:MAX_PATHS]) + more
+
+
+def _downtime(events: Sequence[JournalEvent]) -> str:
     # A restart that somebody asks for has no failure to detect.
     times = [
         sum(value for name, value in phases.items() if name != "detect") / 1000

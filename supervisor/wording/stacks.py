@@ -8,10 +8,13 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from remote_agent.text.names import name_ranks
 from supervisor.wording.values import one_line, safe
+
+if TYPE_CHECKING:
+    from remote_agent.wire.documents import SourceExcerpt
 
 Item = TypeVar("Item")
 _ADDRESS = re.compile(r"(?m)(?<=^Thread )0x[0-9a-f]+ |(?<=^Current thread )0x[0-9a-f]+ ")
@@ -44,7 +47,7 @@ def stacks_lines(
     return lines + [f"{one_line(node)}: {one_line(note)}" for node, note in notes.items()]
 
 
-def numbered_source(place: str, source: Mapping[str, Any]) -> list[tuple[str, str, bool]]:
+def numbered_source(place: str, source: SourceExcerpt) -> list[tuple[str, str, bool]]:
     """Return number, text, and whether a rank is there, of the lines around a place: those of its block, dedented."""
     texts = source["text"].expandtabs(4).split("\n")
     match = _LINE.search(place)
@@ -55,9 +58,9 @@ def numbered_source(place: str, source: Mapping[str, Any]) -> list[tuple[str, st
     end = next(
         (at for at, text in enumerate(texts) if at > here >= 0 and text.strip() and _indent(text) < inside), None
     )
-    shown = textwrap.dedent("\n".join(texts[:end])).rstrip().split("\n")
-    digits = len(str(source["first"] + len(shown)))
-    return [(f"{source['first'] + at:>{digits}}", text, at == here) for at, text in enumerate(shown)]
+    lines = textwrap.dedent("\n".join(texts[:end])).rstrip().split("\n")
+    digits = len(str(source["first"] + len(lines)))
+    return [(f"{source['first'] + at:>{digits}}", text, at == here) for at, text in enumerate(lines)]
 
 
 def _indent(text: str) -> int:

@@ -7,41 +7,57 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from remote_agent.text.names import ranges
-from remote_agent.wire.events import ENDED_STATES, Condition, phases_of
+from remote_agent.text.names import ranges, size_text
+from remote_agent.wire.events import ENDED_STATES, Condition, NodeState, RankState, phases_of
 from supervisor.inventory.pattern import fold
 from supervisor.wording import usage
-from supervisor.wording.events import phases_text, start_text, starts_text, variables
+from supervisor.wording.events import phases_text, snapshot_step, start_text, starts_text, variables
 from supervisor.wording.incidents import hang_step, standing
-from supervisor.wording.values import age, clock_ns, date, date_ns, one_line, or_dash, size, table
+from supervisor.wording.values import age, clock_ns, date, date_ns, one_line, or_dash, table
 
 if TYPE_CHECKING:
+    from remote_agent.wire.documents import Document, NodeStatus, SnapshotStatus, Status
     from supervisor.nccl import Fabric
 
-Document = Mapping[str, Any]
 # Hosts of a job that the list of jobs names.
 MAX_HOSTS = 12
+# What the state of a rank, node or job means, as a role of the themes.
+STATE_ROLES: Mapping[str, str] = {
+    each: role
+    for role, states in {
+        "bad": (NodeState.FAILED, NodeState.LOST),
+        "hung": (RankState.SILENT, Condition.HUNG),
+        "warn": (NodeState.DRAINING, Condition.DEGRADED, Condition.RESTARTING, Condition.STOPPING),
+        "start": (RankState.STARTING, NodeState.CONNECTING, NodeState.READY, Condition.LAUNCHING, Condition.IMPORTING),
+        "ok": (RankState.RUNNING,),
+        "done": (RankState.SUCCEEDED,),
+        "off": (RankState.KILLED, NodeState.REMOVED, NodeState.SPARE, Condition.STOPPED),
+    }.items()
+    for each in states
+}
 
 
-def condition_of(status: Document) -> str:
+def condition_of(status: Status) -> str:
     """Return what the job is doing: launching, importing, running, degraded, hung, restarting, stopping, or its end."""
     return str(status.get("condition") or status.get("state") or "")
 
 
-def next_step(status: Document, now_s: float | None = None) -> str:
+def next_step(status: Status, now_s: float | None = None) -> str:
     """Return what happens next where that is not obvious; now_s: Unix time, for a screen that counts."""
-    incident = status.get("incident") or {}
-    return hang_step(incident, now_s) if condition_of(status) == Condition.HUNG else str(status.get("plan") or "")
+    incident = status.get("incident")
+    if incident is not None and condition_of(status) == Condition.HUNG:
+        return hang_step(incident, now_s)
+    return status.get("plan") or ""
 
 
-def start_of(status: Document) -> str:
+def start_of(status: Status) -> str:
     """Return how long the newest start took: `restart 4.2 s to first step`; "" where it is not known."""
     return start_text(status.get("generation"), phases_of(status.get("phases") or {}))
 
 
-def header(status: Document) -> str:
+def header(status: Status) -> str:
     """Return the job in one line."""
     parts = [
         f"job {status.get('job')}",
@@ -55,7 +71,7 @@ def header(status: Document) -> str:
     return "  ".join(one_line(part) for part in parts)
 
 
-def node_rows(status: Document) -> list[list[str]]:
+def node_rows(status: Status) -> list[list[str]]:
     """Return the table of nodes, its head first."""
     rows = [["NODE", "STATE", "GROUP", "RANKS", "ADDRESS", "CLOCK", "AGENT", "REASON"]]
     nodes = status.get("nodes", ())
@@ -78,7 +94,7 @@ def node_rows(status: Document) -> list[list[str]]:
     return [[*row[:-1], *known, row[-1]] for row, known in zip(rows, more, strict=True)]
 
 
-def rank_rows(status: Document) -> list[list[str]]:
+def rank_rows(status: Status) -> list[list[str]]:
     """Return the table of ranks, its head first."""
     rows = [["RANK", "NODE", "LOCAL", "PID", "STATE", "EXIT", "STEP", "LAST OUTPUT"]]
     pairs = [(rank, node) for node in status.get("nodes", ()) for rank in node.get("ranks", ())]
@@ -101,7 +117,7 @@ def rank_rows(status: Document) -> list[list[str]]:
     return [[*row, *known] for row, known in zip(rows, more, strict=True)]
 
 
-def status_tail(status: Document) -> list[str]:
+def status_tail(status: Status) -> list[str]:
     """Return the lines below the tables: what happens next, how the job ended, the newest incident."""
     following = next_step(status)
     lines = [f"next: {one_line(following)}"] if following else []
@@ -110,8 +126,8 @@ def status_tail(status: Document) -> list[str]:
     lines += warm_lines(status)
     if status.get("environment"):
         lines.append(f"set by operators: {one_line(environment(status))}")
-    if (tree := status.get("tree")) and tree.get("previous"):
-        lines.append(f"work tree: {tree['digest'][:8]}, before {tree['previous']['digest'][:8]}")
+    if (tree := status.get("tree")) and (before := tree["previous"]):
+        lines.append(f"work tree: {tree['digest'][:8]}, before {before['digest'][:8]}")
     if status.get("failure"):
         lines.append(f"failed: {one_line(status['failure'])}")
     incident = status.get("incident")
@@ -128,15 +144,15 @@ def status_tail(status: Document) -> list[str]:
     return lines
 
 
-def warm_lines(status: Document) -> list[str]:
+def warm_lines(status: Status) -> list[str]:
     """Return whether the ranks were started warm, and whether the next ones will be; the reasons where they are not."""
     nodes = status.get("nodes", ())
-    starts = {one_line(node["name"]): node["start"] for node in nodes if node.get("start")}
+    starts = {one_line(node["name"]): start for node in nodes if (start := node.get("start"))}
     lines = [f"ranks started {one_line(starts_text(starts))}"] if starts else []
-    groups: dict[str, list[Document]] = {}
+    groups: dict[str, list[NodeStatus]] = {}
     for node in nodes if status.get("state") not in ENDED_STATES else ():
-        waiting = node.get("standby") or {}
-        text = _NEXT_START.get(str(waiting.get("state")), "").format(why=waiting.get("why"))
+        waiting = node.get("standby")
+        text = _NEXT_START.get(waiting["state"], "").format(why=waiting.get("why")) if waiting else ""
         groups.setdefault(text, []).append(node)
     parts = [
         f"{fold(one_line(node['name']) for node in group)} {text}{_memory(group)}"
@@ -150,12 +166,12 @@ def warm_lines(status: Document) -> list[str]:
 _NEXT_START = {"ready": "warm", "loading": "cold until modules are loaded", "failed": "cold: {why}"}
 
 
-def _memory(nodes: Sequence[Document]) -> str:
-    most_mb = max(int(node["standby"].get("mb") or 0) for node in nodes)
+def _memory(nodes: Sequence[NodeStatus]) -> str:
+    most_mb = max(waiting.get("mb") or 0 for node in nodes if (waiting := node.get("standby")))
     return f" ({most_mb} MB{' each' if len(nodes) > 1 else ''})" if most_mb else ""
 
 
-def status_lines(status: Document) -> list[str]:
+def status_lines(status: Status) -> list[str]:
     """Return the whole status as text."""
     ranks = rank_rows(status)
     lines = [header(status), "", *table(node_rows(status))]
@@ -165,7 +181,7 @@ def status_lines(status: Document) -> list[str]:
     return [*lines, "", *tail] if tail else lines
 
 
-def environment(status: Document) -> str:
+def environment(status: Status) -> str:
     """Return the environment that operators have set for the workers, and since when; nothing if they have not."""
     overrides = status.get("environment")
     if overrides is None:
@@ -194,7 +210,7 @@ def job_rows(jobs: Sequence[Document]) -> list[list[str]]:
     ]
     for job in jobs:
         hosts = [str(host) for host in job.get("hosts", ())]
-        shown = " ".join(hosts[:MAX_HOSTS]) + (f" +{len(hosts) - MAX_HOSTS}" if len(hosts) > MAX_HOSTS else "")
+        listed = " ".join(hosts[:MAX_HOSTS]) + (f" +{len(hosts) - MAX_HOSTS}" if len(hosts) > MAX_HOSTS else "")
         rows.append(
             [
                 one_line(job.get("job")),
@@ -204,7 +220,7 @@ def job_rows(jobs: Sequence[Document]) -> list[list[str]]:
                 or_dash(job.get("generation")),
                 or_dash(job.get("world_size")),
                 date_ns(job.get("created_ns")),
-                one_line(shown),
+                one_line(listed),
                 or_dash(job.get("script")),
             ]
         )
@@ -214,23 +230,24 @@ def job_rows(jobs: Sequence[Document]) -> list[list[str]]:
 _SKIPPED = "skipped: the job went back to an older one"
 
 
-def snapshot_rows(snapshots: Sequence[Document]) -> list[list[str]]:
+def snapshot_rows(snapshots: Sequence[SnapshotStatus]) -> list[list[str]]:
     """Return the table of kept snapshots, its head first."""
     rows = [["ID", "STEP", "SAVED", "SIZE", "NODES", "PATH"]]
     for one in snapshots:
         skipped = f" ({_SKIPPED})" if one.get("skipped") else ""
         nodes = fold(map(str, one.get("nodes") or ()))
-        step, saved = or_dash(one.get("step")), date_ns(one.get("time_ns"))
-        path = f"{one_line(one.get('path'))}{skipped}"
-        rows.append([one_line(one.get("id")), step, saved, size(int(one.get("bytes") or 0)), one_line(nodes), path])
+        step, saved = snapshot_step(one) or "-", date_ns(one.get("time_ns"))
+        path, size = f"{one_line(one.get('path'))}{skipped}", size_text(int(one.get("bytes") or 0))
+        rows.append([one_line(one.get("id")), step, saved, size, one_line(nodes), path])
     return rows
 
 
-def snapshot_words(one: Document) -> tuple[str, str]:
+def snapshot_words(one: SnapshotStatus) -> tuple[str, str]:
     """Return a kept snapshot in short, and where and how large it is."""
-    step = one.get("step")
-    label = one_line(one.get("path")) if step is None else f"step {step:,}"
-    facts = (clock_ns(one.get("time_ns"), millis=False), one_line(one.get("path")), size(int(one.get("bytes") or 0)))
+    step = snapshot_step(one)
+    label = f"step {step}" if step else one_line(one.get("path"))
+    size = size_text(int(one.get("bytes") or 0))
+    facts = (clock_ns(one.get("time_ns"), millis=False), one_line(one.get("path")), size)
     skipped = _SKIPPED if one.get("skipped") else ""
     return label, "  ".join(filter(None, (*facts, f"on {one_line(fold(map(str, one.get('nodes') or ())))}", skipped)))
 

@@ -5,20 +5,23 @@ In: vitals and progress of a status document. Out: text of few characters; `-` w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-Document = Mapping[str, Any]
-# A measurement older than this many intervals is stale.
-OLD_ROUNDS = 3
+from remote_agent.wire.documents import is_old
+
+if TYPE_CHECKING:
+    from remote_agent.wire.documents import (
+        Document,
+        GpuVitals,
+        NodeStatus,
+        NodeVitals,
+        RankStatus,
+        RankVitals,
+    )
+
 _RATES = ("tok/s", "samples/s", "it/s")
 _UNITS = ("B", "K", "M", "G", "T", "P")
-
-
-def is_old(vitals: Document) -> bool:
-    """Return whether the vitals of a node are too old to be shown as current."""
-    age, every = vitals.get("age_s"), vitals.get("every_s")
-    return age is None or every is None or age > OLD_ROUNDS * every
 
 
 def percent(value: float | None) -> str:
@@ -50,9 +53,8 @@ def _power(value: float) -> int:
     return next((power for power in range(len(_UNITS) - 1) if value < 1000 * 1024**power), len(_UNITS) - 1)
 
 
-def traffic(vitals: Document) -> str:
+def traffic(into: float | None, out: float | None) -> str:
     """Return bytes per second, in and out, as `1.2G/800M`."""
-    into, out = vitals.get("net_in"), vitals.get("net_out")
     return "-" if into is None and out is None else f"{size(into)}/{size(out)}"
 
 
@@ -75,70 +77,103 @@ def figure(value: float | str | None) -> str:
     return "-" if value is None else value if isinstance(value, str) else f"{value:.4g}"
 
 
-def rate(progress: Document) -> str:
+def unit(value: float | None, name: str) -> str:
+    """Return a whole number with its unit: `66C`, `627W`."""
+    return "-" if value is None else f"{value:.0f}{name}"
+
+
+def rate(value: float | None, unit: str | None, steps_s: float | None) -> str:
     """Return a throughput as `96,021 tok/s`; if the script prints none, steps per second."""
-    value, unit = progress.get("rate"), progress.get("unit")
     if value is None or unit not in _RATES:
-        value, unit = progress.get("steps_s"), "step/s"
+        value, unit = steps_s, "step/s"
     if value is None:
         return "-"
     return f"{value:,.0f} {unit}" if value >= 99.5 else f"{value:.3g} {unit}"
 
 
-def gpus_of(vitals: Document) -> Sequence[Document]:
+def gpus_of(vitals: NodeVitals) -> Sequence[GpuVitals]:
     """Return a node's GPUs."""
     return vitals.get("gpus") or ()
 
 
-def own_gpu(node: Document, rank: Document) -> Document:
+def own_gpu(node: NodeVitals, rank: RankVitals) -> GpuVitals:
     """Return the GPU that a rank uses, from the vitals of its node; empty if there is none."""
     index = rank.get("gpu")
-    return next((gpu for gpu in gpus_of(node) if gpu.get("index") == index), {}) if index is not None else {}
+    nothing: GpuVitals = {}
+    return next((gpu for gpu in gpus_of(node) if index is not None and gpu.get("index") == index), nothing)
 
 
-def mean(values: Sequence[float | None]) -> float | None:
-    """Return the mean of the known values."""
-    known = [value for value in values if value is not None]
+def mean_use(gpus: Sequence[Document] | None) -> float | None:
+    """Return the mean use of a node's GPUs, of those whose use is known."""
+    known = [gpu["use"] for gpu in gpus or () if gpu.get("use") is not None]
     return sum(known) / len(known) if known else None
 
 
-# --- columns of `status`
-
-NODE_HEAD = ("CPU", "MEM", "DISK FREE", "NET IN/OUT", "GPU")
-RANK_HEAD = ("LOSS", "RATE", "LAG", "CPU", "RSS", "GPU", "GPU MEM", "TEMP", "POWER")
+# --- columns of `status`, and of the tables of screens
 
 
-def node_cells(node: Document) -> list[str]:
+class UsageColumn(NamedTuple):
+    """A column of nodes or ranks, from one document of theirs."""
+
+    name: str
+    """On screens; `status` writes it in capitals."""
+    width: int
+    """Cells on screens."""
+    keep: float
+    """Where a screen has no room, columns with the lowest number go first."""
+    source: str
+    """The document: `vitals`, `progress`, or `gpu`, that of the GPU that a rank uses."""
+    keys: tuple[str, ...]
+    """The fields that the text is made of; screens sort by the first one."""
+    form: Callable[..., str]
+    falling: bool = True
+    """Of it the greatest values are of interest."""
+
+    def text(self, document: Document) -> str:
+        """Return its text, `-` if it is not known."""
+        return self.form(*map(document.get, self.keys))
+
+    def value(self, document: Document) -> float | None:
+        """Return what screens sort by: a number, of GPUs their mean use."""
+        value = document.get(self.keys[0])
+        return mean_use(value) if isinstance(value, list) else None if isinstance(value, str) else value
+
+
+MEMORY = UsageColumn("mem", 9, 2.4, "vitals", ("mem_used", "mem_total"), share)
+RATE = UsageColumn("rate", 14, 2, "progress", ("rate", "unit", "steps_s"), rate, falling=False)
+NODE_COLUMNS = (
+    UsageColumn("cpu", 4, 2.5, "vitals", ("cpu",), percent),
+    MEMORY,
+    UsageColumn("disk free", 9, 2.2, "vitals", ("disk_free",), size, falling=False),
+    UsageColumn("net in/out", 11, 2.1, "vitals", ("net_in", "net_out"), traffic),
+    UsageColumn("gpu%", 5, 2.6, "vitals", ("gpus",), lambda gpus: percent(mean_use(gpus))),
+)
+RANK_COLUMNS = (
+    UsageColumn("loss", 9, 3, "progress", ("loss",), figure),
+    RATE,
+    UsageColumn("lag", 5, 2, "progress", ("lag",), lambda steps: "-" if steps is None else f"{steps:,.0f}"),
+    UsageColumn("cpu", 5, 3, "vitals", ("cpu",), percent),
+    UsageColumn("rss", 5, 3, "vitals", ("rss",), size),
+    UsageColumn("gpu%", 4, 3, "gpu", ("use",), percent),
+    UsageColumn("gpu mem", 8, 3, "gpu", ("mem_used", "mem_total"), share),
+    UsageColumn("temp", 4, 2, "gpu", ("temp",), lambda value: unit(value, "C")),
+    UsageColumn("power", 5, 2, "gpu", ("power",), lambda value: unit(value, "W")),
+)
+NODE_HEAD, RANK_HEAD = ([one.name.rstrip("%").upper() for one in table] for table in (NODE_COLUMNS, RANK_COLUMNS))
+
+
+def node_cells(node: NodeStatus) -> list[str]:
     """Return the cells below NODE_HEAD; `-` for stale values."""
     vitals = node.get("vitals") or {}
-    if not vitals or is_old(vitals):
-        return ["-"] * len(NODE_HEAD)
-    return [
-        percent(vitals.get("cpu")),
-        share(vitals.get("mem_used"), vitals.get("mem_total")),
-        size(vitals.get("disk_free")),
-        traffic(vitals),
-        percent(mean([gpu.get("use") for gpu in gpus_of(vitals)])),
-    ]
+    return [column.text({} if is_old(vitals) else vitals) for column in NODE_COLUMNS]
 
 
-def rank_cells(node: Document, rank: Document) -> list[str]:
+def rank_cells(node: NodeStatus, rank: RankStatus) -> list[str]:
     """Return the cells below RANK_HEAD; `-` for stale values."""
-    host, progress = node.get("vitals") or {}, rank.get("progress") or {}
+    host = node.get("vitals") or {}
     vitals = {} if is_old(host) else rank.get("vitals") or {}
-    gpu = own_gpu(host, vitals)
-    lag, temperature, power = progress.get("lag"), gpu.get("temp"), gpu.get("power")
-    return [
-        figure(progress.get("loss")),
-        rate(progress),
-        "-" if lag is None else f"{lag:.0f}",
-        percent(vitals.get("cpu")),
-        size(vitals.get("rss")),
-        percent(gpu.get("use")),
-        share(gpu.get("mem_used"), gpu.get("mem_total")),
-        "-" if temperature is None else f"{temperature:.0f}C",
-        "-" if power is None else f"{power:.0f}W",
-    ]
+    documents = {"progress": rank.get("progress") or {}, "vitals": vitals, "gpu": own_gpu(host, vitals)}
+    return [column.text(documents[column.source]) for column in RANK_COLUMNS]
 
 
 def known_columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[list[str]]:

@@ -9,6 +9,7 @@ import datetime
 from collections.abc import Sequence
 
 from remote_agent.text.controls import escape_controls
+from remote_agent.text.names import size_text
 
 
 def safe(text: object) -> str:
@@ -34,18 +35,9 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def size(value: float) -> str:
-    """Return bytes as `12.3 MB`."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000 or unit == "GB":
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    raise ValueError(value)
-
-
 def cut_text(missing: int) -> str:
     """Return the mark at the end of a line that was cut, with the number of missing bytes."""
-    return f"… +{size(missing)}"
+    return f"… +{size_text(missing)}"
 
 
 # --- durations

@@ -37,17 +37,17 @@ class EngineProcess:
         self.process = process
         self.root = root
         self.mains: dict[tuple[int, int], int] = {}
-        self.exits: dict[tuple[int, int], dict[str, Any]] = {}
-        self.assigned: list[dict[str, Any]] = []
-        self.failed: list[dict[str, Any]] = []
-        self.grouped: dict[tuple[int, int], dict[str, Any]] = {}
-        self.standby: list[dict[str, Any]] = []
+        self.exits: dict[tuple[int, int], Any] = {}
+        self.assigned: list[Any] = []
+        self.failed: list[Any] = []
+        self.grouped: dict[tuple[int, int], Any] = {}
+        self.standby: list[Any] = []
         self._changed = asyncio.Event()
         self._is_asked = False
         self.channel = Channel(process.stdout, process.stdin, self._hear)
         self.runner = asyncio.ensure_future(self.channel.run())
 
-    async def _hear(self, op: str, args: dict[str, Any], body: bytes) -> Answer:
+    async def _hear(self, op: str, args: Any, body: bytes) -> Answer:
         if op == "main":
             self.mains[args["generation"], args["rank"]] = args["t_ns"]
         elif op == "assigned":
@@ -63,10 +63,10 @@ class EngineProcess:
         self._changed.set()
         return Answer({})
 
-    async def call(self, op: str, **args: Any) -> dict[str, Any]:
+    async def call(self, op: str, **args: Any) -> Any:
         return (await self.channel.call(op, args, timeout=DEADLINE_S)).data
 
-    async def go(self, script: str | Path, *args: str, **changes: Any) -> dict[str, Any]:
+    async def go(self, script: str | Path, *args: str, **changes: Any) -> Any:
         if not self._is_asked:
             # As an agent does, so that what is known of torch counts.
             self._is_asked = True
@@ -78,18 +78,18 @@ class EngineProcess:
         await self._until(lambda: all(key in self.mains for key in keys), f"main of {keys}")
         return [self.mains[key] for key in keys]
 
-    async def wait_exits(self, generation: int, ranks: int = 1, base: int = 0) -> list[dict[str, Any]]:
+    async def wait_exits(self, generation: int, ranks: int = 1, base: int = 0) -> list[Any]:
         keys = [(generation, rank) for rank in range(base, base + ranks)]
         await self._until(lambda: all(key in self.exits for key in keys), f"exit of {keys}")
         return [self.exits[key] for key in keys]
 
-    async def wait_standby(self, since: int) -> dict[str, Any]:
+    async def wait_standby(self, since: int) -> Any:
         """Return the first notice after the first `since` ones that says how the warming ended."""
         ended = ("ready", "failed")
         await self._until(lambda: any(one["state"] in ended for one in self.standby[since:]), "standby")
         return next(one for one in self.standby[since:] if one["state"] in ended)
 
-    async def wait_failed(self) -> dict[str, Any]:
+    async def wait_failed(self) -> Any:
         await self._until(lambda: self.failed, "order_failed")
         return self.failed[0]
 
@@ -125,7 +125,7 @@ def await_death(pid: int) -> None:
         os.close(handle)
 
 
-def order(root: Path, script: str | Path, *args: str, **changes: Any) -> dict[str, Any]:
+def order(root: Path, script: str | Path, *args: str, **changes: Any) -> Any:
     """Return the arguments of `go` for one node, with changes."""
     generation = changes.get("generation", 0)
     ranks = changes.get("local_world_size", 1)
@@ -211,11 +211,11 @@ class SharedEngine:
         self._next += 1
         return self._next
 
-    def run(self, script: str | Path, *args: str, **changes: Any) -> tuple[dict[str, Any], bytes, bytes]:
+    def run(self, script: str | Path, *args: str, **changes: Any) -> tuple[Any, bytes, bytes]:
         """Run a script on one rank to its end; returns its exit and what it wrote."""
         generation = self.generation()
 
-        async def work() -> dict[str, Any]:
+        async def work() -> Any:
             await self.engine.go(script, *args, generation=generation, **changes)
             try:
                 return (await self.engine.wait_exits(generation))[0]

@@ -82,7 +82,7 @@ class Nodes:
         work.mkdir()
         (work / "train.py").write_text(script)
         specs = tuple(NodeSpec(name, "127.0.0.1", str(nproc)) for name in self.nodes)
-        defaults: dict[str, Any] = {"min_nodes": count, "max_nodes": count, "max_restarts": 3, "stop_grace": 2.0}
+        defaults: Any = {"min_nodes": count, "max_nodes": count, "max_restarts": 3, "stop_grace": 2.0}
         # The first group has all of them, however long a loaded machine takes to import torch.
         defaults["settle_timeout"] = WAIT_S
         # Loading torch a second time on each node costs more than most tests.
@@ -98,14 +98,14 @@ class Nodes:
 
     async def launch(self) -> None:
         """Start every agent and name n1 the coordinator."""
-        members: dict[str, dict[str, Any]] = {}
+        members: dict[str, Any] = {}
         for name in self.nodes:
             members[name] = {"address": "127.0.0.1", "port": (await self.start(name))["peer_port"]}
         coordinator = {"node": "n1", **members["n1"]}
         for name in self.nodes:
             await self.call(name, "assign", {"term": 1, "coordinator": coordinator, "members": members})
 
-    async def start(self, name: str) -> dict[str, Any]:
+    async def start(self, name: str) -> Any:
         """Start one agent; returns its identity."""
         leaf = sign_with(self.authority.ca, self.authority.ca_key, name)
         args = {
@@ -120,22 +120,22 @@ class Nodes:
         """Where a node keeps its journal."""
         return self.nodes[name].home / "jobs" / self.spec.job / "events.jsonl"
 
-    async def call(self, name: str, op: str, args: dict[str, Any] | None = None) -> dict[str, Any]:
+    async def call(self, name: str, op: str, args: Any | None = None) -> Any:
         """Ask one node's agent one thing."""
         channel = await self.nodes[name].opened(self.spec.job)
         return (await channel.call(op, args, timeout=WAIT_S)).data
 
-    async def events(self, name: str, since: int = 0) -> AsyncIterator[dict[str, Any]]:
+    async def events(self, name: str, since: int = 0) -> AsyncIterator[Any]:
         """Follow one node's journal."""
         channel = await self.nodes[name].opened(self.spec.job)
         async with contextlib.aclosing(channel.stream("events", {"since": since, "follow": True})) as items:
             async for item in items:
                 yield item.data["event"]
 
-    async def until(self, kind: str, name: str = "n1", since: int = 0, **match: Any) -> dict[str, Any]:
+    async def until(self, kind: str, name: str = "n1", since: int = 0, **match: Any) -> Any:
         """Return the first event of that type (and with these values) after `since`."""
 
-        async def look() -> dict[str, Any]:
+        async def look() -> Any:
             async with contextlib.aclosing(self.events(name, since)) as found:  # type: ignore[type-var]
                 async for event in found:
                     if event["type"] == kind and all(event[key] == value for key, value in match.items()):

@@ -19,7 +19,7 @@ from remote_agent.wire import WireError
 from remote_agent.wire.channel import refuse
 from supervisor.session import Session
 from tests.agents.test_session import has, planned, until
-from tests.agents.test_session_hosts import Hosts, hosts
+from tests.agents.test_session_hosts import WAIT_S, Hosts, hosts
 
 
 def files_of(made: Hosts, node: str) -> JobFiles:
@@ -110,6 +110,29 @@ def test_a_lost_agent_keeps_its_certificate_and_one_without_files_gets_another(t
             assert set(authorities.read(files_of(made, "n1").ca)) == set(session.authorities)
             assert len(session.authorities) == 2
             no_node_has_an_authoritys_key(made)
+            await session.request("stop", kill=True)
+            await until(session, lambda: session.ended)
+
+    with hosts(tmp_path, 2, min_nodes=1) as made:
+        asyncio.run(scenario(made))
+
+
+def test_two_operators_who_add_one_node_at_once_start_one_agent_and_both_succeed(tmp_path: Path) -> None:
+    async def scenario(made: Hosts) -> None:
+        async with planned(made.inventory(), made, "100000", "0.05") as session:
+            await session.ready()
+            await until(session, lambda: has(session, "generation_running"))
+            await session.request("remove", node="n2")
+            await until(session, lambda: "n2/job-t" not in made.agents())
+            async with Session(made.inventory(), "job-t", follow=True, live_only=True) as other:
+                await other.ready()
+                await other.settle()
+                adding = asyncio.gather(*(one.request("add", node="n2") for one in (session, other)))
+                answers = await asyncio.wait_for(adding, WAIT_S)
+                assert all(answer["accepted"] for answer in answers)
+                await until(other, lambda: other.status.get("world_size") == 2)
+            started = (files_of(made, "n2").log).read_text().count("agent of n2 for job-t, peers on port")
+            assert started == 2, "one at the launch, one since"
             await session.request("stop", kill=True)
             await until(session, lambda: session.ended)
 

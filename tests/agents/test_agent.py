@@ -173,7 +173,7 @@ async def a_killed_engine_is_replaced(nodes: Nodes) -> int:
     return int(lost["seq"])
 
 
-async def group_of(nodes: Nodes, size: int, since: int = 0) -> dict[str, Any]:
+async def group_of(nodes: Nodes, size: int, since: int = 0) -> Any:
     """Return the first group of that many ranks after an event: a loaded machine may lose and find a node meanwhile."""
     while True:
         event = await nodes.until("generation_running", since=since)

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from remote_agent.agent import member_loop
+from remote_agent.agent import member_loop, requests
 from remote_agent.agent.agent import Agent
 from remote_agent.agent.coordinator_shell import Coordinator
 from remote_agent.agent.engine_link import EngineLink, TorchrunLink
@@ -33,6 +33,7 @@ from remote_agent.election.listener import Listener
 from remote_agent.election.member import Member
 from remote_agent.wire import MAX_HEADER, Answer, Channel, JobSpec, NodeSpec, Problem
 from supervisor.launch.certificates import Authority, make_authority
+from supervisor.ssh.answers import HostChannel
 from tests.agents.test_peers import files_for
 
 pytestmark = pytest.mark.usefixtures("drop_half_open")
@@ -83,7 +84,7 @@ async def until(true: Callable[[], object]) -> None:
         await asyncio.sleep(0.01)
 
 
-def record(seq: int, size: int = 0) -> dict[str, Any]:
+def record(seq: int, size: int = 0) -> Any:
     return {"seq": seq, "type": "t", "generation": 0, "detail": {"text": "x" * size}, "term": 1}
 
 
@@ -178,7 +179,7 @@ def test_a_node_without_a_lease_asks_for_one_before_it_reports_idle(tmp_path: Pa
     async def check() -> None:
         heard: list[str] = []
 
-        async def answer(op: str, args: dict[str, Any], _body: bytes) -> Answer:
+        async def answer(op: str, args: Any, _body: bytes) -> Answer:
             heard.append(args.get("op", op))
             return Answer({"received_ns": time.time_ns(), "answered_ns": time.time_ns(), "now": clocks.now()})
 
@@ -233,7 +234,7 @@ def test_a_member_that_has_not_taken_all_that_the_coordinator_sent_joins_again(t
     async def check() -> None:
         async with agents(tmp_path, "n1") as (agent,):
             member, hear = agent.member, agent.member.handler("n2")
-            sent: dict[str, Any] = {
+            sent: Any = {
                 "records": [record(1), {**record(2), "type": "generation_proposed"}],
                 "reset": False,
             }
@@ -257,7 +258,7 @@ def test_a_new_coordinator_of_a_job_that_is_over_adds_nothing_to_its_journal(tmp
 
     async def check() -> None:
         async with agents(tmp_path, "n1") as (agent,):
-            ended = {**record(1), "type": "job_stopped", "detail": {"reason": "an operator stopped the job"}}
+            ended: Any = {**record(1), "type": "job_stopped", "detail": {"reason": "an operator stopped the job"}}
             agent.context.journal.take([ended])
             agent.member.office.take(2, "n2")
             assert agent.context.journal.records == [ended]
@@ -347,7 +348,8 @@ def test_the_lease_is_kept_whatever_fails(tmp_path: Path, caplog: pytest.LogCapt
         async with agents(tmp_path, "n1") as (agent,):
             agent.context.ballot.follow(1, "n3")
             # A record that no fold can read.
-            agent.context.journal.append({"seq": 1, "type": "node_ready"})
+            unreadable: Any = {"seq": 1, "type": "node_ready"}
+            agent.context.journal.append(unreadable)
             keeping = agent._tasks.spawn(agent.member.keep_lease(), "lease")
             await until(lambda: [one.message for one in caplog.records].count("lease") > 1)
             assert not keeping.done()
@@ -360,7 +362,7 @@ def test_an_engine_of_an_earlier_job_that_ends_is_replaced(tmp_path: Path) -> No
         async def run(self) -> str:
             return self._over("exit code -9")
 
-    async def hear(_op: str, _args: dict[str, Any]) -> None:
+    async def hear(_op: str, _args: Any) -> None:
         """It says nothing."""
 
     async def check() -> None:
@@ -473,7 +475,7 @@ def test_an_engine_that_keeps_dying_is_given_up_and_says_so(tmp_path: Path, monk
 
 def test_an_engine_that_does_not_end_is_killed(tmp_path: Path) -> None:
     async def check() -> None:
-        async def ignore(op: str, args: dict[str, Any]) -> None:
+        async def ignore(op: str, args: Any) -> None:
             pass
 
         link = EngineLink(files_for(tmp_path, "n1", make_authority("job")), ignore, {})
@@ -492,10 +494,10 @@ def test_an_engine_that_does_not_end_is_killed(tmp_path: Path) -> None:
 
 def test_workers_of_a_torchrun_that_hangs_are_killed(tmp_path: Path) -> None:
     async def check() -> None:
-        async def ignore(op: str, args: dict[str, Any]) -> None:
+        async def ignore(op: str, args: Any) -> None:
             pass
 
-        async def hang(op: str, args: dict[str, Any], body: bytes) -> Answer:
+        async def hang(op: str, args: Any, body: bytes) -> Answer:
             if op != "go":
                 await asyncio.Event().wait()
             return Answer({"ranks": [{"pid": worker.pid, "started": start_ticks(worker.pid)}]})
@@ -545,3 +547,60 @@ async def join(member: Agent, coordinator: Agent) -> Channel:
     member._tasks.spawn(channel.run(), "a member's wire")
     await channel.call("join", member.member.introduction(), timeout=WAIT_S)
     return channel
+
+
+def test_the_end_waits_only_for_operators_who_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a connection that was cut without a word nobody hears here for as long as TCP tries."""
+    monkeypatch.setattr(requests, "ASK_S", 0.05)
+    monkeypatch.setattr(requests, "ANSWER_S", 1.0)
+
+    async def check() -> None:
+        async with agents(tmp_path, "n1") as (one,):
+            server = await requests.serve_operators(one.context, one.member)
+            reader, writer = await asyncio.open_unix_connection(one.context.files.sock)
+            silent = await asyncio.open_unix_connection(one.context.files.sock)
+            operator = HostChannel("n1", reader, writer)
+            running = asyncio.ensure_future(operator.run())
+            await until(lambda: len(one.life.operators) == 2)
+            one.life.finish("succeeded")
+            await until(lambda: len(one.life.operators) == 1)
+            assert not operator.closed.is_set()
+            assert (await operator.call("identity")).data["node"] == "n1"
+            watched = asyncio.ensure_future(one.life.until_unwatched(0.1))
+            await asyncio.sleep(0.5)
+            assert not watched.done(), "this one answers"
+            await operator.close()
+            await asyncio.wait_for(watched, WAIT_S)
+            await running
+            silent[1].close()
+            server.close()
+
+    asyncio.run(check())
+
+
+def test_an_agent_tells_that_its_node_is_on_its_way_into_the_job(tmp_path: Path) -> None:
+    """Until it has been taken in: another operator who adds the node must not take it for the one that left."""
+    own = {"time": "2026-01-01T00:00:00.000Z", "node": "n1", "rank": None}
+    removed: Any = {**record(1), **own, "type": "node_removed", "detail": {"reason": "an operator removed it"}}
+    lost = {"status": "failed", "reason": "no engine", "alive_ns": None}
+    failed: Any = {**record(2), **own, "type": "node_lost", "detail": lost}
+
+    async def joining(agent: Agent) -> bool:
+        return bool((await requests.AgentRequests(agent.context, agent.member).identity({})).data["joining"])
+
+    async def check() -> None:
+        async with agents(tmp_path, "n1") as (one,):
+            assert await joining(one), "it follows nobody"
+            one.context.ballot.follow(1, "n2")
+            assert not await joining(one)
+            one.context.journal.take([removed])
+            assert not await joining(one), "it has heard that it is out"
+        async with agents(tmp_path, "n1") as (again,):
+            assert again.context.ballot.view.term == 1
+            assert await joining(again), "the one before was out"
+            again.context.journal.take([failed])
+            assert not await joining(again)
+            again.life.finish("removed")
+            assert not await joining(again)
+
+    asyncio.run(check())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from contextlib import contextmanager
 import pytest
 
 from remote_agent.engine.inspect import ras
+from tests.ports import reserved_port
 
 # After the reports in NVIDIA/nccl#1911 and #1762; the numbers are others.
 STATUS = """NCCL version 2.26.2 compiled with CUDA 12.6
@@ -74,6 +74,7 @@ class Ras(socketserver.StreamRequestHandler):
             elif words[-1:] == ["STATUS"] and os.environ["ANSWER"] != "never":
                 return self.wfile.write(os.environ["ANSWER"].encode())
 host, port = os.environ["NCCL_RAS_ADDR"].split(":")
+socketserver.ThreadingTCPServer.allow_reuse_address = True
 with socketserver.ThreadingTCPServer((host, int(port)), Ras) as server:
     print("ready", flush=True)
     server.serve_forever()
@@ -81,9 +82,9 @@ with socketserver.ThreadingTCPServer((host, int(port)), Ras) as server:
 
 
 @pytest.fixture
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+def free_port() -> Iterator[int]:
+    with reserved_port() as port:
+        yield port
 
 
 @contextmanager

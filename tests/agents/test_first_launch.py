@@ -24,7 +24,7 @@ async def learn(root: Path) -> None:
         assert (await one.warm())["state"] == "ready"
 
 
-async def hello(one: Node, cwd: Path) -> dict[str, Any]:
+async def hello(one: Node, cwd: Path) -> Any:
     """Announce the ranks of a launch, as an agent does it; returns their order."""
     expected = order(
         one.root,
@@ -72,7 +72,8 @@ def test_the_first_ranks_of_a_script_that_is_new_here_are_forked_with_what_it_im
             before, after = await one.seen()
             assert not {"early", "early.uses"} & set(before["names"])
             assert (after["twice"], after["written"]) == (1, "yes")
-            # From then on it is known what they load besides: this is noted once they have made steps.
+            # From then on it is known what they load besides: rank 0 notes it, which is read once they make steps.
+            await one.seen(0)
             await one.engine.call("standby", generation=one.generation)
             (known,) = (tmp_path / "standby").iterdir()
             assert {"early", "early.uses", "random"} <= set(json.loads(known.read_text())["modules"])

@@ -24,6 +24,8 @@ from remote_agent.wire import Hook, JobSpec
 from tests.agents.engine_process import alive
 from tests.agents.nodes import WAIT_S, Nodes
 from tests.agents.test_agent import LIGHT, wait_gone
+from tests.fast.journals import event
+from tests.ports import reserved_port
 
 SECRET = "s3cret"
 WRITE = "cat >> heard; echo >> heard; echo $SUPERVISOR_JOB $SUPERVISOR_EVENT $SUPERVISOR_SUMMARY >> env"
@@ -35,7 +37,7 @@ class Web(ThreadingHTTPServer):
     def __init__(self, *answers: int) -> None:
         super().__init__(("127.0.0.1", 0), Listener)
         self.answers = list(answers)
-        self.heard: list[dict[str, Any]] = []
+        self.heard: list[Any] = []
         self.url = f"http://127.0.0.1:{self.server_port}/{SECRET}"
 
 
@@ -72,7 +74,7 @@ def get(port: int, path: str = "/metrics") -> str:
         return str(answer.read().decode())
 
 
-def lines(path: Path) -> list[dict[str, Any]]:
+def lines(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
@@ -85,12 +87,10 @@ async def until_lines(path: Path, count: int) -> list[str]:
 
 
 def test_a_job_reports_to_its_hooks_and_prometheus(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     everything = ("failure", "hang", "recovery", "end")
     slow = f": {SECRET}; tr '\\0' ' ' < /proc/$$/cmdline > argv; sleep 1000 & echo $! > pid; wait"
 
-    async def check(server: Web) -> None:
+    async def check(server: Web, port: int) -> None:
         hooks = (
             Hook(everything, command=WRITE),
             Hook(("failure", "end"), url=server.url),
@@ -136,8 +136,8 @@ def test_a_job_reports_to_its_hooks_and_prometheus(tmp_path: Path) -> None:
         (failed,) = (one for one in outcomes if "reason" in one)
         assert failed["reason"] == "hook 3 (end): the command took more than 1 s and was killed"
 
-    with web(500) as server:
-        asyncio.run(check(server))
+    with web(500) as server, reserved_port() as port:
+        asyncio.run(check(server, port))
 
 
 def test_the_next_coordinator_sends_unsent_reports(tmp_path: Path) -> None:
@@ -164,13 +164,13 @@ class Desk:
     """Hooks with a journal, without a job."""
 
     def __init__(self, cwd: Path, *hooks: Hook) -> None:
-        self.journal: list[dict[str, Any]] = []
+        self.journal: list[Any] = []
         self.reported = asyncio.Event()
         self.hooks = Hooks(JobSpec("job", "x.py", (), hooks=hooks), str(cwd), self.record)
 
     def record(self, kind: str, **detail: Any) -> None:
-        self.journal.append({"seq": len(self.journal) + 1, "type": kind, "generation": 0, "detail": detail})
-        self.hooks.hear(self.journal[-1])
+        self.journal.append(event(len(self.journal) + 1, {"type": kind, "detail": detail}))
+        self.hooks.receive(self.journal[-1])
 
     @property
     def failed(self) -> list[tuple[int, str]]:
@@ -218,11 +218,9 @@ def test_a_report_that_the_journal_has_is_not_sent_again(tmp_path: Path) -> None
 
 
 def test_a_failed_hook_says_why_and_not_where(tmp_path: Path) -> None:
-    async def check(server: Web) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            nobody = f"http://127.0.0.1:{free.getsockname()[1]}/{SECRET}"
+    async def check(server: Web, silent: int) -> None:
         hooks = (
-            Hook(("end",), url=nobody, retries=0),
+            Hook(("end",), url=f"http://127.0.0.1:{silent}/{SECRET}", retries=0),
             Hook(("end",), url=server.url, retries=0),
             Hook(("end",), command=f"exit 7 # {SECRET}", retries=0),
             Hook(("end",), command="kill -9 $$", retries=0),
@@ -240,8 +238,8 @@ def test_a_failed_hook_says_why_and_not_where(tmp_path: Path) -> None:
         assert SECRET not in repr(hooks)
         await desk.hooks.close()
 
-    with web(302) as server:
-        asyncio.run(check(server))
+    with web(302) as server, reserved_port() as silent:
+        asyncio.run(check(server, silent))
 
 
 def test_a_queue_is_bounded(tmp_path: Path) -> None:
@@ -249,7 +247,7 @@ def test_a_queue_is_bounded(tmp_path: Path) -> None:
         desk = Desk(tmp_path, Hook(("failure",), command="exit 0"))
         for _ in range(LONGEST_QUEUE + 1):
             desk.record("incident", summary="again")
-        assert desk.failed == [(LONGEST_QUEUE + 1, "hook 1 (failure): 64 events wait for this hook already")]
+        assert desk.failed == [(LONGEST_QUEUE + 1, "hook 1 (failure): 64 events are already waiting for this hook")]
 
     asyncio.run(check())
 
@@ -260,8 +258,8 @@ def test_the_metrics_of_what_is_used() -> None:
     progress = {"loss": "nan", "rate": 96021.0, "unit": "tok/s", "steps_s": 2.5, "lag": 0}
     rank = {"rank": 3, "state": "running", "step": 1, "last_output_age_s": 1, "progress": progress}
     node = {"name": "n1", "state": "running", "ranks": [{**rank, "vitals": {"cpu": 150.0, "rss": 7}}], "vitals": vitals}
-    status = {"job": "j", "state": "running", "generation": 0, "restarts": 0, "nodes": [node], "condition": "running"}
-    status["phases"] = {}
+    status: Any = {"job": "j", "state": "running", "generation": 0, "restarts": 0, "nodes": [node], "phases": {}}
+    status["condition"] = "running"
     reported = {line for line in render(status).splitlines() if "node=" in line and "last_output" not in line}
     own, at = 'job="j",node="n1"', 'job="j",rank="3",node="n1"'
     assert reported == {
@@ -291,7 +289,7 @@ def test_the_metrics_of_what_is_used() -> None:
 def test_the_metrics_of_a_status() -> None:
     rank = {"rank": 3, "state": "silent", "step": 120, "last_output_age_s": 61.5}
     new = {"rank": 4, "state": "running", "step": None, "last_output_age_s": None}
-    status = {
+    status: Any = {
         "job": 'a"b\\', "state": "running", "generation": 2, "restarts": 1,
         "condition": "hung", "phases": {"stop": 210.0, "imports": 3104.2},
         "nodes": [
@@ -316,5 +314,5 @@ def test_the_metrics_of_a_status() -> None:
     ):
         assert f"supervisor_{name} {value}" in samples
     assert not [line for line in samples if 'rank="4"' in line]
-    over = render({**status, "condition": "running"})
+    over = render(status | {"condition": "running"})
     assert f"supervisor_hang{{{job}}} 0\n" in over

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import socket
+import contextlib
 import ssl
 import time
 from pathlib import Path
@@ -19,6 +19,7 @@ from remote_agent.election.listener import listen
 from remote_agent.wire import Answer, Channel
 from supervisor.launch.certificates import Authority, make_authority, sign_with
 from tests.agents.nodes import WAIT_S, Nodes
+from tests.ports import reserved_port
 
 pytestmark = pytest.mark.usefixtures("drop_half_open")
 
@@ -143,7 +144,8 @@ def test_a_dead_agent_is_distinguished_from_a_silent_one() -> None:
         assert not await peers.is_dead("127.0.0.1", port)
         server.close()
         await server.wait_closed()
-        assert await peers.is_dead("127.0.0.1", port)
+        with reserved_port(port):
+            assert await peers.is_dead("127.0.0.1", port)
 
     asyncio.run(check())
 
@@ -156,18 +158,18 @@ def test_an_address_from_hearsay_is_dialled_and_proves_no_death(tmp_path: Path) 
     async def accepted(peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await Channel(reader, writer, who).run()
 
-    async def check() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as gone:
-            wrong = {"address": "127.0.0.1", "port": gone.getsockname()[1]}
+    async def check(held: contextlib.ExitStack) -> None:
+        wrong = {"address": "127.0.0.1", "port": held.enter_context(reserved_port())}
         tasks = Tasks()
         server = listen(server_files, 0, accepted, lambda: 2)
         known = peers.Peers(files, "n1", "", tasks)
         try:
             known.learn({"n2": wrong})
-            with pytest.raises(peers.PeerUnreachable, match="where others say that it is"):
+            with pytest.raises(peers.PeerUnreachable, match="at the address that other nodes reported"):
                 await known.connect("n2", who)
             assert not await known.is_dead("n2"), "nobody knows where it was"
-            right = {"address": "127.0.0.1", "port": server.port}
+            port = server.port
+            right = {"address": "127.0.0.1", "port": port}
             known.learn({"n2": right})
             channel = await known.connect("n2", who)
             known.learn({"n2": wrong})
@@ -177,6 +179,7 @@ def test_an_address_from_hearsay_is_dialled_and_proves_no_death(tmp_path: Path) 
             await channel.close()
         finally:
             server.close()
+        held.enter_context(reserved_port(port))
         known.learn({"n2": right})
         assert await known.is_dead("n2")
         with pytest.raises(peers.PeerRefused):
@@ -185,7 +188,8 @@ def test_an_address_from_hearsay_is_dialled_and_proves_no_death(tmp_path: Path) 
         assert await known.is_dead("n3"), "by its own word it listened there"
         await tasks.close()
 
-    asyncio.run(check())
+    with contextlib.ExitStack() as held:
+        asyncio.run(check(held))
 
 
 def test_the_offset_is_that_of_the_quietest_moment() -> None:

@@ -212,7 +212,7 @@ def test_noise_before_the_greeting_is_skipped(
     endless.write_text("#!/bin/sh\nyes welcome\n")
     endless.chmod(0o755)
 
-    # Who prints endlessly does not end: there is no exit code to wait for.
+    # Who never stops printing does not end: there is no exit code to wait for.
     monkeypatch.setattr(boot, "EXIT_DEADLINE_S", 600.0)
 
     async def body(served: Served) -> None:
@@ -220,7 +220,7 @@ def test_noise_before_the_greeting_is_skipped(
         await link.close()
         here = Host(name="here", ssh="localhost", address="x", python=str(endless), local=True)
         error = await _failure(here, agent)
-        assert "prints endlessly" in error.reason
+        assert "never stops printing" in error.reason
 
     with_hosts(tmp_path, body)
 

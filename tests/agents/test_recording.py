@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import json
 import time
 from pathlib import Path
@@ -20,10 +22,9 @@ from supervisor.session import Session
 from supervisor.tui import times
 from supervisor.tui.app import SupervisorApp
 from supervisor.tui.replay import ReplayApp
-from supervisor.tui.widgets.feed_view import FeedView
 from tests.agents.test_session_hosts import WAIT_S, Hosts, hosts
 from tests.agents.test_session_verbs import Cli
-from tests.screens.screens import press, running_app, settle, until
+from tests.screens.screens import press, rest, running_app, text_of, until
 
 # Rank 1 gives up once, at step 25 of 40, when rank 0 has done it; then they begin at step 20, and wait at 38. There
 # rank 1 prints when rank 0 has: the order of lines in view does not depend on what is known of two hosts' clocks.
@@ -56,31 +57,50 @@ for step in range(20 * again, 40):
 """
 ALL = Selection(generation="all", streams=("stdout", "stderr", "nccl"))
 SCREENS = "123456"
-RANKS = "3"
 REDACTED = "[redacted]"
 # As long as what stands for it: a line that is too long for the screen is cut at the same place.
 SECRET = "hunter2".ljust(len(REDACTED), "x")
 
 
-async def screens_of(app: SupervisorApp) -> list[list[str]]:
-    """What every screen shows, without the line of the time and those of the keys."""
-    found = []
+def part(text: str) -> list[str]:
+    """What a screen tells, without the line of the time and those of the keys."""
+    # The command of the job is on its own screen as it was given.
+    lines = [line for line in text.replace(SECRET, REDACTED).splitlines()[1:-2] if line.strip()]
+    # The history at the end is the nodes', and a recording of a job that is over has none.
+    return lines[: next((at for at, line in enumerate(lines) if line.startswith("─ history of ")), len(lines))]
+
+
+async def screens_of(app: SupervisorApp) -> dict[str, list[str]]:
+    """What every screen of a recording shows when it has nothing more to do."""
+    found = {}
     async with running_app(app, (100, 30)) as pilot:
-        for key in SCREENS:
-            await press(app, pilot, key)
-            # Lines of a log come from the nodes.
-            await until(app, pilot, lambda: all(view.rows_here() for view in app.screen.query(FeedView)))
-            found.append((await settle(app, pilot)).splitlines()[1:-2])
+        for name in SCREENS:
+            await press(app, pilot, name)
+            found[name] = part(await rest(app, pilot))
     return found
 
 
+async def come_to(app: SupervisorApp, expected: dict[str, list[str]]) -> None:
+    """Wait until each screen of a session shows what is expected: what it shows comes from the nodes, in its time."""
+
+    def shows(name: str) -> bool:
+        return part(text_of(app)) == expected[name]
+
+    async with running_app(app, (100, 30)) as pilot:
+        for name in SCREENS:
+            await press(app, pilot, name)
+            with contextlib.suppress(AssertionError):
+                await until(app, pilot, functools.partial(shows, name))
+            assert part(text_of(app)) == expected[name], f"screen {name}"
+
+
 async def followed(made: Hosts, path: Path, go: Path) -> None:
-    """Record the job while it runs, and let it go on once its last step but one has been seen."""
+    """Record the job while it runs, and let it go on once the last step but one of both ranks has been seen."""
     async with Session(made.inventory(), follow=True) as session:
         await session.ready()
         watching = asyncio.ensure_future(watch(session, asyncio.Event()))
         end = time.monotonic() + WAIT_S
-        while '"step": 38' not in json.dumps(session.status) or session.status["generation"] != 1:
+        while json.dumps(session.status).count('"step": 38') < 2 or session.status["generation"] != 1:
             assert time.monotonic() < end, session.status
             await session.wait_change(0.2)
         go.touch()
@@ -99,37 +119,27 @@ async def followed(made: Hosts, path: Path, go: Path) -> None:
     recording.close()
 
 
-def listed(lines: list[str]) -> list[str]:
-    """The list of ranks alone: the history below it is the nodes', and a recording of a job that is over has none."""
-    return lines[: next(at for at, line in enumerate(lines) if not line.strip())]
-
-
 async def compared(made: Hosts, path: Path) -> None:
     """The session, asked again without a trace, and its recording at the end tell the same."""
     recording = load(path)
     # What counts on a screen counts to the same time on both.
     now_s = recording.end_ns / 1e9
-    async with Session(made.inventory(), follow=True) as session:
-        await session.ready()
-        await session.settle()
-        await session.heard()
-        while not session.ended:
-            await session.wait_change(0.5)
-        with times.read_from(lambda: now_s):
-            live = await screens_of(SupervisorApp(session, read_only=True))
-        rows = (await session.merged(ALL, 4096)).rows
     async with Player(recording, recording.end_ns) as player:
         with times.read_from(lambda: now_s):
             played = await screens_of(ReplayApp(player))
         noted = (await player.merged(ALL, 4096)).rows
-        assert [event["type"] for event in player.events] == [event["type"] for event in session.events]
-        assert player.incidents == session.incidents
-    for name, one, other in zip(SCREENS, live, played, strict=True):
-        # The command of the job is on its own screen as it was given.
-        shown = [line.replace(SECRET, REDACTED) for line in one]
-        if name == RANKS:
-            shown, other = listed(shown), listed(other)
-        assert shown == other, f"screen {name}"
+        noted_events, incidents = player.events, player.incidents
+    async with Session(made.inventory(), follow=True) as session:
+        await session.ready()
+        await session.settle()
+        await session.until_current()
+        while not session.ended:
+            await session.wait_change(0.5)
+        with times.read_from(lambda: now_s):
+            await come_to(SupervisorApp(session, read_only=True), played)
+        rows = (await session.merged(ALL, 4096)).rows
+        assert [event["type"] for event in noted_events] == [event["type"] for event in session.events]
+        assert incidents == session.incidents
     secret, marked = b"HF_TOKEN=hf_abcdef", f"HF_TOKEN={MARK}".encode()
     # Times of lines that came at once may be a nanosecond apart.
     expected = sorted(row._replace(t_ns=0, text=row.text.replace(secret, marked)) for row in rows)

@@ -98,7 +98,7 @@ def test_a_job_from_launch_to_end_over_links_that_are_lost(tmp_path: Path) -> No
             assert later.job == "job-t"
             assert "job_succeeded" in [event["type"] for event in await later.journal()]
             reader = RowReader(later, Selection(streams=("stdout",), ranks=[1]))
-            rows = [row async for row in reader.there()]
+            rows = [row async for row in reader.existing()]
             assert b"\n".join(row.text for row in rows) == files[0, 1, "stdout"]
             last = (await merged(later, Selection(streams=("stdout",)), 10)).rows
             assert 10 <= len(last) <= 12
@@ -130,6 +130,11 @@ async def a_shell_is_where_the_rank_is(session: Session, made: Hosts) -> None:
         await asyncio.wait_for(session.shell(typist, "n2", rank), WAIT_S)
         assert f"is 1 {made.home('n2') / 'trees'}/" in typist.seen.decode(), typist.seen
         assert b" []" in typist.seen
+    typist = Typist()
+    line = 'echo "line $RANK $NODE $(basename $LOGS) $PWD"'
+    values = {"NODE": "n2; reboot", "GENERATION": str(session.status["generation"])}
+    await asyncio.wait_for(session.shell(typist, "n2", 1, line, values), WAIT_S)
+    assert f"line 1 n2; reboot rank_1 {made.home('n2') / 'trees'}/" in typist.seen.decode(), typist.seen
     gone = Typist()
     await asyncio.wait_for(session.shell(gone, "n2", 5), WAIT_S)
     assert b"rank 5 has ended" in gone.seen
@@ -205,7 +210,7 @@ def test_restart_remove_add_and_stop(tmp_path: Path) -> None:
                 assert other.status["restarts"] == 0
                 with pytest.raises(RequestFailed, match="n9"):
                     await other.request("add", node="n9")
-                with pytest.raises(RequestFailed, match="in the group already"):
+                with pytest.raises(RequestFailed, match="already in the group"):
                     await other.request("add", node="n1")
                 link = other.links["n1"]
                 assert link.view.identity["build"] == other.agent.sha256

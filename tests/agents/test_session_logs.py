@@ -58,11 +58,11 @@ def test_errors_are_reported_once_over_a_restart_and_a_lost_link(
 
             async def narrow() -> None:
                 chosen = Selection(streams=("stdout",), filter=RecordFilter(("^ERROR",), ("^x",)))
-                async for rows in RowReader(session, chosen).coming(0):
+                async for rows in RowReader(session, chosen).new(0):
                     kept.extend(row.text.decode() for row in rows)
 
             async def follow() -> None:
-                async for rows in RowReader(session, Selection(streams=("stdout",)), level="error").coming(0):
+                async for rows in RowReader(session, Selection(streams=("stdout",)), level="error").new(0):
                     reported.extend(row.text.decode() for row in rows)
 
             async def follow_raw() -> None:
@@ -325,7 +325,7 @@ def test_merged_rows_are_in_the_true_order_though_clocks_are_ten_seconds_apart(t
             await later.ready()
             assert await later.settle() == []
             later.set_status(await later.call("status"))
-            in_order([row async for row in RowReader(later, Selection()).there()])
+            in_order([row async for row in RowReader(later, Selection()).existing()])
 
     site = tmp_path / "site"
     site.mkdir()

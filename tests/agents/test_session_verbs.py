@@ -230,7 +230,7 @@ def test_detach_steer_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capf
         assert cli("remove", "h.toml", "--node", "n2").status == 1
         # One of them is in already: the other one joins all the same.
         added = cli("add", "h.toml", "--node", "n[1-2]")
-        assert (added.status, "n1 is in the group already" in added.err) == (1, True)
+        assert (added.status, "n1 is already in the group" in added.err) == (1, True)
         assert added.lines[0].startswith("generation 3 running: world size 2")
         again = cli("up", "hosts.toml", "--headless", "--job", "job-t", "talk.py", "1")
         assert again.status == 2

@@ -118,7 +118,7 @@ class Node:
         if self.generation >= 0:
             await self.engine.call("stop", generation=self.generation, grace_s=0.0)
 
-    async def warm(self) -> dict[str, Any]:
+    async def warm(self) -> Any:
         """Have the waiting process started; returns what it says once it has loaded its modules, or failed."""
         await self.seen(0)
         before = len(self.engine.standby)
@@ -179,7 +179,7 @@ def test_a_forked_rank_sees_what_a_cold_one_sees(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def _plain(facts: dict[str, Any], generation: int) -> dict[str, Any]:
+def _plain(facts: dict[str, Any], generation: int) -> Any:
     """Return what a rank saw without what differs between any two generations."""
     text = json.dumps(facts)
     for old in (f"generation_{generation}", ".run-", ".wait-"):

@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from remote_agent.diagnose import findings
+from remote_agent.diagnose import meanings
 from remote_agent.diagnose.signatures import SIGNATURES
 from supervisor.postmortem.diagnosis import diagnose
 from tests.bench.report import Table
 
 CORPUS = Path(__file__).resolve().parents[3] / "shared" / "corpus" / "cases"
-Case = dict[str, Any]
+Case = Any
 Change = Callable[[Case, random.Random], Case]
 
 _LIBRARY = re.compile(r"^(?:.*/)?(?:site-packages|dist-packages|python3(?:\.\d+)?)/|^[<_]|^/(?:dev|proc|sys|tmp/torch)")
@@ -64,7 +64,7 @@ class Score:
         return category, culprit, restraint
 
 
-def answer(case: Case) -> dict[str, Any]:
+def answer(case: Case) -> Any:
     """Return the first incident of a case, laid out as a user would have it."""
     with tempfile.TemporaryDirectory() as folder:
         for number, block in enumerate(case["ranks"]):
@@ -72,7 +72,7 @@ def answer(case: Case) -> dict[str, Any]:
             name = f"log_{number}.txt" if block["rank"] is None and "name" not in block else name
             with Path(folder, name).open("a") as file:
                 file.write(block["text"].rstrip("\n") + "\n")
-        found: list[dict[str, Any]] = diagnose([Path(folder)])["incidents"]
+        found: list[Any] = diagnose([Path(folder)])["incidents"]
     return found[0] if found else {}
 
 
@@ -231,7 +231,7 @@ def only(keep: Callable[[str], bool]) -> Iterator[None]:
         parts = [part for part in alternatives(signature.regex.pattern) if keep(part)]
         if parts:
             left.append(dataclasses.replace(signature, texts=tuple(parts)))
-    with mock.patch.object(findings, "SIGNATURES", tuple(left)):
+    with mock.patch.object(meanings, "SIGNATURES", tuple(left)):
         yield
 
 

@@ -242,7 +242,7 @@ FAULTS = (
         "host gone", _STEPS, "node_lost", _crash, culprit=(), of_host=True, undo=lambda cluster: cluster.boot(HOST)
     ),
     Fault(
-        "ports blocked while the ranks meet", _MEET, "rendezvous_timeout", _block, culprit=(), hangs=True,
+        "ports blocked during rendezvous", _MEET, "rendezvous_timeout", _block, culprit=(), hangs=True,
         of_host=True, hosts=("n1", HOST, "n3"), undo=_unblock,
     ),
     Fault(

@@ -70,7 +70,7 @@ async def _session(job: Job) -> AsyncIterator[Session]:
     async with Session(load(job.inventory), job.name[0], follow=True) as session:
         await session.ready()
         await session.settle()
-        await session.heard()
+        await session.until_current()
         yield session
 
 

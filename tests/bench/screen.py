@@ -180,7 +180,7 @@ async def _frames() -> tuple[list[float], float, float]:
         session.touch(status=moved(session, number))
 
     def hour(number: int) -> None:
-        event: dict[str, Any] = {"time": "2026-11-20T10:00:00.000Z", "type": "operator_attached", "generation": 0}
+        event: Any = {"time": "2026-11-20T10:00:00.000Z", "type": "operator_attached", "generation": 0}
         for _ in range(EVENTS):
             seq = len(session.events) + 1
             detail = {"operator": f"ann {seq}"}

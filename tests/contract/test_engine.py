@@ -268,7 +268,7 @@ def test_a_failure_is_reported_at_once_with_its_evidence(shared: SharedEngine) -
         "raise RuntimeError(f'{time.time_ns()}')\n",
     )
 
-    async def run() -> dict[str, Any]:
+    async def run() -> Any:
         await shared.engine.go(name, generation=generation, local_world_size=2)
         ended = (await shared.engine.wait_exits(generation, base=1))[0]
         heard_ns = time.time_ns()

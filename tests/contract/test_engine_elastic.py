@@ -30,7 +30,7 @@ class Group:
         self.one = one
         self.generation = generation
 
-    async def go(self, script: str | Path, *args: str, ranks: int = 1, **changes: Any) -> dict[str, Any]:
+    async def go(self, script: str | Path, *args: str, ranks: int = 1, **changes: Any) -> Any:
         """Start it; returns the answer."""
         opened = await self.one.call("prepare", generation=self.generation, host="127.0.0.1", port=0, hold=True)
         meeting = {
@@ -46,14 +46,14 @@ class Group:
         changes.update(local_world_size=ranks, generation=self.generation, rendezvous=meeting, shutdown_timeout=1)
         return await self.one.go(script, *args, **changes)
 
-    async def exits(self) -> list[dict[str, Any]]:
+    async def exits(self) -> Any:
         return await self.one.wait_exits(self.generation, 2)
 
-    async def stop(self, **options: Any) -> dict[str, Any]:
+    async def stop(self, **options: Any) -> Any:
         return await self.one.call("stop", generation=self.generation, **options)
 
     @property
-    def assigned(self) -> list[dict[str, Any]]:
+    def assigned(self) -> Any:
         return [one for one in self.one.assigned if one["generation"] == self.generation]
 
     @property

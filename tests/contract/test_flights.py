@@ -40,4 +40,4 @@ def test_the_rank_that_parts_from_the_others_is_named(tmp_path: Path) -> None:
         shown = (incident["culprit_ranks"], incident["category"], incident["scope"])
         assert shown == (ranks, category, "one_rank"), (kind, incident)
         assert incident["summary"].startswith(f"rank {ranks[0]}: {says}"), (kind, incident)
-        assert incident["evidence"][0]["file"].startswith(str(tmp_path / kind / "nccl_trace_rank_"))
+        assert str(incident["evidence"][0]["file"]).startswith(str(tmp_path / kind / "nccl_trace_rank_"))

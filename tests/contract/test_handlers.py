@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ from remote_agent.coordinator.journal import read_records
 from remote_agent.engine.launchers.inside_torchrun import HandlerEngine, Handover
 from tests.agents.engine_process import alive, order
 from tests.cluster.job import Job
+from tests.ports import reserved_port
 from tests.preloaded import Preloaded, Process, Program, decoded
 
 WAIT_S = 60.0
@@ -41,14 +41,13 @@ while True:
 class Torchruns:
     """Torchruns of one job on this machine, each with an address and a home of its own."""
 
-    def __init__(self, server: Program, root: Path, script: str, *options: str) -> None:
+    def __init__(self, server: Program, root: Path, port: int, script: str, *options: str) -> None:
         self.server = server
+        self.port = port
         self.root = root
         self.options = options
         self.running: dict[int, Process] = {}
         (root / "train.py").write_text(script)
-        with socket.create_server(("", 0)) as probe:
-            self.port = probe.getsockname()[1]
 
     def start(self, number: int, *options: str, key: str | None = KEY, fresh: bool = False) -> None:
         """Start a node's torchrun; a `fresh` one is a process as from the command line."""
@@ -73,17 +72,17 @@ class Torchruns:
     def node(self, number: int) -> str:
         return str(json.loads((self.files(number) / "node.json").read_text())["node"])
 
-    def events(self, number: int) -> list[dict[str, Any]]:
+    def events(self, number: int) -> list[Any]:
         return read_records(self.files(number) / "events.jsonl")
 
-    def until(self, number: int, kind: str, **match: Any) -> dict[str, Any]:
+    def until(self, number: int, kind: str, **match: Any) -> Any:
         """Return the first such event in a node's journal; waits for it."""
 
-        def look() -> dict[str, Any] | None:
+        def look() -> Any | None:
             found = (one for one in self.events(number) if one["type"] == kind)
             return next((one for one in found if match.items() <= one.items()), None)
 
-        found: dict[str, Any] = self.wait_for(look, f"{kind} {match}")
+        found: Any = self.wait_for(look, f"{kind} {match}")
         return found
 
     def wait_for(self, look: Callable[[], Any], what: str) -> Any:
@@ -139,13 +138,14 @@ def server() -> Iterator[Preloaded]:
 @contextlib.contextmanager
 def torchruns(server: Preloaded, root: Path, script: str, *options: str) -> Iterator[Torchruns]:
     """Torchruns that end with the test, and with them all that is theirs."""
-    made = Torchruns(server, root, script, *options)
-    try:
-        yield made
-    finally:
-        for process in made.running.values():
-            process.kill()
-            process.wait()
+    with reserved_port(host="") as port:
+        made = Torchruns(server, root, port, script, *options)
+        try:
+            yield made
+        finally:
+            for process in made.running.values():
+                process.kill()
+                process.wait()
 
 
 def test_the_plugin_is_registered() -> None:

@@ -24,7 +24,7 @@ dcp.save(state, checkpoint_id="sharded", no_dist=True)
 
 def test_what_torch_itself_saves_is_complete(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-W", "ignore", "-c", SAVES], cwd=tmp_path, check=True, timeout=120)
-    found = scan(tmp_path, ["snapshot.pt", "sharded"]).found
+    found = scan(tmp_path, ["snapshot.pt", "sharded"]).snapshots
     assert [judge(one) for one in found] == [Verdict("torch", True), Verdict("dcp", True)]
 
 

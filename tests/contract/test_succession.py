@@ -122,6 +122,34 @@ def test_cuts_one_after_the_other_leave_one_group(hosts: Cluster, tmp_path: Path
         assert stopped.returncode == 0, stopped.stderr.decode()
 
 
+def test_a_stop_that_does_not_reach_most_nodes_says_so_and_a_second_one_ends_them(
+    hosts: Cluster, tmp_path: Path
+) -> None:
+    name = "part"
+    # The command has to reach n1 before the others have a coordinator of their own.
+    keys = {**KEYS, "node_timeout": 12.0}
+    with Job(hosts, tmp_path / "work", LIGHT, **keys).start("--detach", "--nnodes", "1:3", "--job", name) as job:
+        try:
+            assert job.wait() == 0, job.errors()
+            until(lambda: all(len(workers(hosts, node)) == 1 for node in ("n1", "n2", "n3")), "all nodes")
+            hosts.cut("n1", "n2")
+            hosts.cut("n1", "n3")
+            first = job.run("stop")
+            assert (first.returncode, workers(hosts, "n1")) == (1, [])
+            assert b"n2 n3 cannot be reached and may continue" in first.stdout
+
+            def is_left() -> bool:
+                found = last(hosts, "n2", name, "generation_running", 0)
+                return found is not None and found["detail"]["world_size"] == 2
+
+            until(is_left, "group of n2 and n3")
+        finally:
+            hosts.heal()
+            second = job.run("stop")
+        assert second.returncode == 0, second.stderr.decode()
+        assert not workers(hosts, "n1") + workers(hosts, "n2") + workers(hosts, "n3")
+
+
 def test_one_of_two_holds_and_promote_lets_it_go_on(hosts: Cluster, tmp_path: Path) -> None:
     name = "pair"
     with Job(hosts, tmp_path / "work", LIGHT, **KEYS).start("--detach", "--nnodes", "1:2", "--job", name) as job:

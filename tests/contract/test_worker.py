@@ -71,7 +71,7 @@ def status(ended: dict[str, Any]) -> int:
     return -int(getattr(__import__("signal"), ended["signal"]))
 
 
-def same(shared: SharedEngine, cwd: Path, script: str, *args: str, kind: str = "script") -> dict[str, Any]:
+def same(shared: SharedEngine, cwd: Path, script: str, *args: str, kind: str = "script") -> Any:
     """Run both ways and compare all three; returns the exit document."""
     words = ["-m", script, *args] if kind == "module" else [script, *args]
     code, out, err = plainly(cwd, *words)

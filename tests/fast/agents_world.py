@@ -27,7 +27,7 @@ class Agents:
         self.chance = random.Random(seed)
         self.blocked: set[frozenset[str]] = set()
         self.frozen: set[str] = set()
-        self.wires: dict[tuple[str, str], list[tuple[float, str, dict[str, Any]]]] = {}
+        self.wires: dict[tuple[str, str], list[tuple[float, str, Any]]] = {}
         self.agents = {node.name: Agent(self, node.name) for node in job.nodes}
         first = next(iter(self.agents.values()))
         for agent in self.agents.values():

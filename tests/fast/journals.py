@@ -12,19 +12,19 @@ from typing import Any
 from remote_agent.coordinator.state import Emit
 from remote_agent.wire.documents import read_event
 
-INCIDENT: dict[str, Any] = {
+INCIDENT: Any = {
     "id": 1, "generation": 0, "time": None, "category": "other", "scope": "one_rank", "culprit_ranks": [],
     "culprit_node": None, "confidence": "supported", "summary": "", "evidence": [], "traceback": None,
     "exit": {"code": None, "signal": None}, "hint": "", "victims": [], "missing": None,
 }  # fmt: skip
-DETAILS: dict[str, dict[str, Any]] = {
+DETAILS: dict[str, Any] = {
     "incident": INCIDENT,
     "generation_started": {"restarts": 0, "members": []},
     "node_lost": {"status": "lost", "reason": "no heartbeat for 10 s"},
 }
 
 
-def event(seq: int, fields: Mapping[str, Any]) -> dict[str, Any]:
+def event(seq: int, fields: Mapping[str, Any]) -> Any:
     """Return a whole event."""
     given = {"seq": seq, "time": "2026-11-20T10:03:51.207Z", "generation": 0, "node": None, "rank": None, **fields}
     return {**given, "detail": {**DETAILS.get(fields["type"], {}), **fields.get("detail", {})}}

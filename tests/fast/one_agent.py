@@ -26,7 +26,7 @@ TICK_S = 0.25
 ANSWER_S = 5.0
 PAUSE_S = 1.0
 LEAVE_S = 30.0
-Record = dict[str, Any]
+Record = Any
 
 
 class Votes(quorum.Tally):
@@ -198,7 +198,7 @@ class Agent:
             if now > self.leaving[1]:
                 self.role, self.linked = None, set()
         if self.role is not None:
-            self.view = member.heard(self.view, now)
+            self.view = member.renew_lease(self.view, now)
             self.feed(inputs.Heartbeat(self.name))
             self.feed(inputs.Tick())
             self.look_for_rivals()
@@ -257,7 +257,7 @@ class Agent:
             return
         self.world.forget(self.name, other.name)
         self.linked.add(other.name)
-        other.joined, other.view = self.name, member.heard(other.view, self.world.now)
+        other.joined, other.view = self.name, member.renew_lease(other.view, self.world.now)
         other.records, other.folded = list(self.records), (-1, [])
         other.unanswered, other.echo = None, (self.world.now, self.world.now)
         incarnation = f"{other.name}-{other.lives}"
@@ -398,7 +398,7 @@ class Agent:
                 if args["type"] == "generation_proposed":
                     self.acknowledge(source, args)
         elif kind == "beaten":
-            self.view = member.heard(self.view, args["sent"])
+            self.view = member.renew_lease(self.view, args["sent"])
             self.unanswered, self.echo = None, (args["now"], self.world.now)
         elif kind == "moved":
             self.view = dataclasses.replace(self.view, successor=args["successor"])

@@ -19,7 +19,7 @@ from supervisor.session import Session
 from supervisor.ssh.answers import SHAPES
 from supervisor.tui.dialogs.actions import changes, offered
 
-STATUS: dict[str, Any] = {
+STATUS: Any = {
     "job": "train-k3f9",
     "generation": 2,
     "world_size": 4,

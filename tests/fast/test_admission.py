@@ -65,7 +65,7 @@ class FakeHub:
     def opened_links(self, live: bool | None = None) -> list[FakeLink]:
         return list(self.links)
 
-    def believe(self, given: dict[str, str]) -> None:
+    def trust(self, given: dict[str, str]) -> None:
         self.authorities.update(given)
 
     def notice(self, text: str, level: str) -> None:
@@ -89,7 +89,7 @@ def test_the_description_is_the_one_that_most_nodes_have(place: int) -> None:
     links = [FakeLink(f"n{number + 1}", EVIL if number == place else SPEC, CA) for number in range(3)]
     spec, notices = described(*links)
     assert spec == SPEC
-    assert notices == [f"n{place + 1}: has another description of the job than the other nodes; not used"]
+    assert notices == [f"n{place + 1}: its description of the job differs from that of the other nodes; not used"]
 
 
 def test_without_a_majority_there_is_no_description() -> None:

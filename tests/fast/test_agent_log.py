@@ -23,7 +23,7 @@ def test_one_place_in_the_code_logs_a_few_lines_a_minute(monkeypatch: pytest.Mon
     now += agent_log.PERIOD_S
     next_one = record(1, "too many open files")
     assert sparing.filter(next_one)
-    assert next_one.getMessage() == f"too many open files (and {5000 - agent_log.BURST} like it that are left out)"
+    assert next_one.getMessage() == f"too many open files (and {5000 - agent_log.BURST} like it left out)"
 
 
 def test_a_long_log_keeps_its_beginning_and_its_newest_lines(tmp_path: Path) -> None:

@@ -34,24 +34,24 @@ from tests.screens import recorded
 ROOT = Path(__file__).parents[2]
 Body = Callable[[HostChannel], Any]
 
-HELLO: dict[str, Any] = {
+HELLO: Any = {
     "protocol": 1, "version": "1", "hostname": "n2", "user": "u", "python": "3.11.2", "executable": "/bin/python3",
     "home": "/h", "cpu_count": 8, "disk_free": 10**12, "shm_free": None, "time_ns": 1_700_000_000 * 10**9, "pid": 7,
 }  # fmt: skip
-FACTS: dict[str, Any] = {
+FACTS: Any = {
     "hostname": "n2", "sockets": {"kind": "", "message": "odd"}, "kernel": "6", "driver": None, "gpu_processes": None,
     "torch": {"torch": "2.13.0", "cuda": None, "nccl": None, "gpu_names": [], "python": "3.11", "gpus": 0},
     "env": {"NCCL_DEBUG": "INFO"}, "disk_free": {"/root": 10**12, "/h": None}, "shm": {"total": 10**9, "free": 10**9},
     "memlock": None, "open_files": 1024, "load": 0.5, "live_jobs": ["j"], "left_over": [{"pid": 3, "job": "j"}],
     "code": None,
 }  # fmt: skip
-JOBS: dict[str, Any] = {
+JOBS: Any = {
     "jobs": [
         {"job": "j", "node": "n2", "live": True, "agent_pid": 3, "tree": None, "script": "t.py", "created_ns": 10**18,
          "updated_ns": None, "state": "running", "generation": 0, "world_size": 2, "warm_until_ns": None}
     ]
 }  # fmt: skip
-NCCL: dict[str, Any] = {
+NCCL: Any = {
     "generation": 0, "stamp": "0:1", "groups": [{"ranks": [0, 1], "facts": {"version": "2.26", "env": {"A": "1"}}}],
     "comms": [[0, "c", 0, 2]], "links": [[0, "c", 0, 1, "P2P/CUMEM", 2]], "warnings": [[1, "connect returned", 5]],
 }  # fmt: skip
@@ -95,14 +95,14 @@ def _paths(document: Any, at: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
         yield from _paths(document[key], (*at, key))
 
 
-def _show_status(status: dict[str, Any]) -> None:
+def _show_status(status: Any) -> None:
     status_lines(status)
     for op in ("restart", "remove", "add"):
         plan(op, ["n2"], status, [])
     to_fabric({"n1": None}, status)
 
 
-def _show_facts(facts: dict[str, Any]) -> None:
+def _show_facts(facts: Any) -> None:
     clock = {"clock_offset_ms": 0.1, "clock_error_ms": 0.1}
     result = Preflight(addresses={"n1": "10.0.0.1", "n2": "10.0.0.2"})
     result.facts = {"n1": {**HELLO, **clock, **FACTS}, "n2": {**HELLO, **clock, **facts}}
@@ -110,13 +110,13 @@ def _show_facts(facts: dict[str, Any]) -> None:
     oddities.findings(result)
 
 
-def _show_jobs(answer: dict[str, Any]) -> None:
+def _show_jobs(answer: Any) -> None:
     known = {"n1": JOBS["jobs"], "n2": answer["jobs"]}
     job_rows([{**one, "hosts": ["n2"]} for one in answer["jobs"]])
     choose_job(known, live_only=False)
 
 
-def _show_fabric(answer: dict[str, Any]) -> None:
+def _show_fabric(answer: Any) -> None:
     fabric_lines(to_fabric({"n1": NCCL, "n2": answer}, _job().status))
 
 
@@ -190,7 +190,7 @@ def _requests(tree: ast.Module) -> Iterator[str]:
 def test_a_malformed_answer_is_the_hosts_error_and_the_channel_goes_on() -> None:
     hello = {key: value for key, value in HELLO.items() if key != "time_ns"}
 
-    async def answer(op: str, args: dict[str, Any], body: bytes) -> Answer | Items:
+    async def answer(op: str, args: Any, body: bytes) -> Answer | Items:
         if op == "stop":
             raise Problem("a\nb", "no\n  hint: do this", "\nc")
         return {"hello": Answer(hello), "tree_has": Answer({"has": True})}.get(op) or _items()
@@ -290,6 +290,6 @@ def test_a_log_request_that_fails_ends_those_that_are_still_being_answered() -> 
 
     async def read() -> None:
         with pytest.raises(RequestFailed, match="no"):
-            [row async for row in RowReader(hub, Selection()).there()]
+            [row async for row in RowReader(hub, Selection()).existing()]
 
     asyncio.run(asyncio.wait_for(read(), 20))

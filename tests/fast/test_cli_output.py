@@ -15,7 +15,7 @@ import pytest
 from remote_agent.agent.file_requests import FileRequests
 from remote_agent.base.paths import Home
 from remote_agent.wire import JobSpec, NodeSpec
-from remote_agent.wire.events import JournalEvent
+from remote_agent.wire.documents import JournalEvent
 from supervisor.cli.output import Writer
 from supervisor.cli.status import contract
 from supervisor.cli.steer import find_outcome, is_success
@@ -109,7 +109,7 @@ def test_status_json_is_the_contracts_document() -> None:
     rank = {"rank": 0, "local_rank": 0, "pid": 1, "state": "running", "exit_code": None, "signal": None, "step": 1}
     node = {"name": "n1", "address": "a", "state": "running", "group_rank": 0, "reason": None, "ranks": [rank]}
     warning = {"kind": "slow", "node": "n1", "rank": 0, "message": "all others wait for it"}
-    status = {"job": "j", "state": "running", "nodes": [node], "plan": "x", "term": 3, "warnings": [warning]}
+    status: Any = {"job": "j", "state": "running", "nodes": [node], "plan": "x", "term": 3, "warnings": [warning]}
     document = contract(status)
     assert list(document) == [
         *("job", "state", "generation", "restarts", "max_restarts", "world_size", "coordinator", "started_at"),
@@ -168,7 +168,7 @@ def test_what_counts_as_success() -> None:
 # --- choosing a job
 
 
-def entry(job: str, created: int, *, live: bool = False, state: str = "running", **more: Any) -> dict[str, Any]:
+def entry(job: str, created: int, *, live: bool = False, state: str = "running", **more: Any) -> Any:
     return {"job": job, "created_ns": created, "live": live, "state": state, "generation": 0, "updated_ns": 0, **more}
 
 
@@ -227,7 +227,7 @@ def test_ranks_of_a_dead_agent_do_not_run(tmp_path: Path, end: tuple[str, ...], 
     files.spec.write_text(json.dumps(JobSpec("a", "train.py", tuple(NodeSpec(n, n, "1") for n in nodes)).to_json()))
     files.node.write_text('{"node": "n2"}')
     members = [{"node": node, "base_rank": rank, "nproc": 1} for rank, node in enumerate(nodes)]
-    events: list[dict[str, Any]] = [
+    events: list[Any] = [
         {"type": "job_started"},
         *({"type": "node_ready", "node": node, "detail": {"nproc": 1}} for node in nodes),
         {"type": "generation_started", "detail": {"members": members, "world_size": 2}},
@@ -248,13 +248,13 @@ def test_the_end_in_a_nodes_files_counts_more_than_an_agent_that_was_cut_off(tmp
     files.node.write_text('{"node": "n2"}')
     # An operator may still leave after the end.
     kinds = ("job_started", "job_succeeded", "operator_detached")
-    records: list[dict[str, Any]] = [{**event(seq, {"type": kind}), "term": 1} for seq, kind in enumerate(kinds, 1)]
+    records: list[Any] = [{**event(seq, {"type": kind}), "term": 1} for seq, kind in enumerate(kinds, 1)]
 
-    async def identity(count: int) -> dict[str, Any]:
+    async def identity(count: int) -> Any:
         files.events.write_text("".join(f"{json.dumps(record)}\n" for record in records[:count]))
         return (await FileRequests(files).identity({})).data
 
-    def best(**found: dict[str, Any]) -> str:
+    def best(**found: Any) -> str:
         hosts = tuple(Host(name, ssh=name, address=name) for name in found)
         session = Session(Inventory(Path("hosts.toml"), hosts, JobDefaults(workdir=Path())))
         for name, one in found.items():

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from remote_agent.wire import JOB_NAME
+from remote_agent.wire import JOB_NAME, JobSpec
 from supervisor.errors import UsageError
 from supervisor.inventory import Host, Inventory, JobDefaults
 from supervisor.launch.specs import UpOptions, check_job, make_job_name, make_plan, merge_host, tree_for
@@ -22,6 +22,22 @@ def work(tmp_path: Path) -> Path:
     (directory / "sub" / "other.py").write_text("pass")
     (tmp_path / "outside.py").write_text("pass")
     return directory
+
+
+def names(kind: Any) -> set[str]:
+    return {field.name for field in dataclasses.fields(kind)} & {field.name for field in dataclasses.fields(JobSpec)}
+
+
+JOB_KEYS, OPTIONS = names(JobDefaults), names(UpOptions)
+# A value in [job] and another one on the command line; a new key with an option of its name has none, and fails.
+VALUES: dict[str, tuple[Any, Any]] = {
+    "env": ({"A": "1"}, {"A": "2"}),
+    "keep_warm": (60.0, 0.0),
+    "max_restarts": (3, 0),
+    "snapshots": (("a.pt",), ("b.pt",)),
+    "standby": ("off", "auto"),
+    "stop_grace": (7.0, 1.0),
+}
 
 
 def hosts_of(work: Path, count: int = 4, *, spares: tuple[int, ...] = (), **job: Any) -> Inventory:
@@ -62,6 +78,14 @@ def test_the_command_line_wins(work: Path) -> None:
     assert {node.nproc_per_node for node in spec.nodes} == {"1"}
     assert (spec.max_restarts, spec.stop_grace, spec.tree, spec.workdir) == (0, 1.0, None, str(work))
     assert spec.env == {"A": "2", "B": "1"}
+
+
+@pytest.mark.parametrize("name", sorted(JOB_KEYS & OPTIONS))
+def test_an_option_takes_precedence_over_the_key_of_its_name_and_a_key_over_nothing(work: Path, name: str) -> None:
+    key, option = VALUES[name]
+    inventory = hosts_of(work, **{name: key})
+    assert getattr(make_plan(inventory, UpOptions("train.py"), work).spec, name) == key
+    assert getattr(make_plan(inventory, UpOptions("train.py", **{name: option}), work).spec, name) == option
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,10 @@ from tests.fast.test_stalls import Watched, came, waiting
 from tests.fast.world import World, spec
 
 
+def incident_of(world: World) -> Any:
+    return document(world.state, {}, "n1")["incident"]
+
+
 def doing(world: World) -> str:
     return str(document(world.state, {}, "n1")["condition"])
 
@@ -79,12 +83,12 @@ def test_a_hang_is_no_running_job_and_its_end_is_healed() -> None:
     world = Watched()
     world.live(60)
     assert doing(world) == "hung"
-    (known,) = [document(world.state, {}, "n1")["incident"]]
+    (known,) = [incident_of(world)]
     assert (known["state"], known["ended_at"], known["ongoing"]) == ("open", None, True)
     world.pulses = {"n1": waiting(6, age_s=0.0), "n2": came(6)}
     world.live(20)
     assert doing(world) == "running"
-    healed = document(world.state, {}, "n1")["incident"]
+    healed = incident_of(world)
     assert (healed["state"], healed["ongoing"]) == ("healed", False)
     assert healed["ended_at"]
     assert healed["over"].startswith("training resumed after ")
@@ -99,7 +103,7 @@ def test_a_hang_that_an_operator_restarts_is_open_until_the_next_group_makes_a_s
     assert world.state.incident is not None
     assert (world.state.incident["state"], world.state.incident["ongoing"]) == ("open", False)
     trains(world)
-    healed = document(world.state, {}, "n1")["incident"]
+    healed = incident_of(world)
     assert (healed["state"], healed["ongoing"], healed["over"]) == ("healed", False, "restart")
 
 
@@ -163,7 +167,7 @@ def test_a_failure_without_a_restart_left_is_no_restart() -> None:
     assert doing(world) == "restarting"
     world.settle()
     trains(world)
-    assert document(world.state, {}, "n1")["incident"]["state"] == "healed"
+    assert incident_of(world)["state"] == "healed"
     world.fail(0, "KeyError: other")
     world.deliver("report", "n1")
     assert doing(world) == "stopping"
@@ -185,13 +189,13 @@ def test_a_group_that_stops_slowly_has_its_incident_at_once_and_keeps_its_number
     assert "incident" not in world.types(), "most groups have stopped by then"
     world.pass_time(2)
     assert world.types().count("incident") == 1
-    first = document(world.state, {}, "n1")["incident"]
+    first = incident_of(world)
     assert (first["id"], first["state"], first["preliminary"], first["confidence"]) == (1, "open", True, "unknown")
     assert "Connection closed by peer" in first["summary"]
     world.fail(0, "KeyError: 'labels'")
     world.deliver("report", "n1")
     world.pass_time(2)
-    cause = document(world.state, {}, "n1")["incident"]
+    cause = incident_of(world)
     assert (cause["id"], cause["culprit_ranks"], cause["preliminary"]) == (1, [0], True)
     assert (cause["exit"]["code"], incidents_in(world.records())) == (1, [cause])
     world.settle()
@@ -235,10 +239,10 @@ def test_where_no_steps_are_shown_a_failure_is_healed_after_a_minute() -> None:
     world.fail(0)
     world.settle()
     world.pass_time(58)
-    assert (world.state.incident or {})["state"] == "open"
+    assert incident_of(world)["state"] == "open"
     world.pass_time(3)
-    healed = document(world.state, {}, "n1")["incident"]
-    assert (healed["state"], healed["over"]) == ("healed", "generation 1 has run for 60 s, and shows no steps")
+    healed = incident_of(world)
+    assert (healed["state"], healed["over"]) == ("healed", "generation 1 has run for 60 s without showing steps")
     assert replay.fold(world.state.spec, world.records()).incident == {**healed, "ended_at": "2026-01-01T00:00:00.000Z"}
 
 
@@ -304,8 +308,42 @@ def test_a_node_that_comes_back_unfit_is_missed_at_once_with_its_reason_and_the_
     status = document(world.state, {}, "n1")
     why = f"n3: {NO_GPU}; `supervisor add --node n3` brings it back"
     assert status["condition"] == "degraded"
-    assert why in status["plan"]
-    assert status["plan"].startswith(f"waiting for nodes: {'2 of 3 run' if min_nodes == 2 else 'fewer than'}")
+    plan = str(status["plan"])
+    assert why in plan
+    assert plan.startswith(f"waiting for nodes: {'2 of 3 run' if min_nodes == 2 else 'fewer than'}")
     says = [event.detail["reason"] for event in world.events[reported:]]
     assert [why in reason for reason in says] == ([False] if min_nodes == 2 else [False, True]), says
     assert all(NO_GPU in reason for reason in says)
+
+
+def slow_stop(world: World) -> str:
+    """Let time go by while the members have not carried out their orders to stop; returns what the job does then."""
+    world.pass_time(1)
+    condition = doing(world)
+    world.settle()
+    return condition
+
+
+def test_a_job_that_continues_without_its_bad_node_is_not_stopping() -> None:
+    """The restarts are used up, and the third fault of the same machine leaves only that machine out."""
+    world = World(spec(3, min_nodes=2, max_restarts=2))
+    for _ in range(2):
+        trains(world)
+        world.fail(4, "RuntimeError: CUDA error: uncorrectable ECC error encountered")
+        world.settle()
+    trains(world)
+    world.fail(4, "RuntimeError: CUDA error: uncorrectable ECC error encountered")
+    world.deliver("report", "n3")
+    assert doing(world) == "restarting", "it may be that machine"
+    assert slow_stop(world) == "restarting"
+    assert world.state.members == ("n1", "n2")
+
+
+def test_the_same_failure_twice_before_the_first_step_ends_the_job_and_it_is_stopping() -> None:
+    world = World(spec(2))
+    world.fail(0)
+    world.settle()
+    world.fail(2)
+    world.deliver("report", "n2")
+    assert slow_stop(world) == "stopping"
+    assert doing(world) == "failed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -62,6 +63,38 @@ def test_the_journal_alone_gives_the_same_picture() -> None:
     assert {name: node.status for name, node in folded.nodes.items()} == {
         name: node.status for name, node in world.state.nodes.items()
     }
+
+
+def test_the_coordinator_that_is_removed_stays_until_another_node_can_take_over() -> None:
+    """The agents of all others may be restarted at that moment: that is no reason to end the job."""
+    world = World(spec(3, min_nodes=1))
+    world.feed(inputs.Remove("n1"))
+    world.die("n2")
+    world.die("n3")
+    world.settle()
+    world.pass_time(30.0)
+    assert (world.state.ended, world.heirs) == (None, [])
+    assert "once another node can take over" in world.last("warning").detail["message"]
+    world.join("n2")
+    world.settle()
+    assert (world.state.ended, world.heirs) == (None, ["n2"])
+    assert world.last("node_removed").node == "n1"
+
+
+@pytest.mark.parametrize(("size", "gone", "untold"), [(3, 2, ["n2", "n3"]), (3, 1, []), (2, 1, []), (4, 2, [])])
+def test_an_end_names_the_nodes_that_may_continue_without_it(size: int, gone: int, untold: list[str]) -> None:
+    """Those in reach are more than half of the group, or half with the node that formed it: then nobody else may."""
+    world = World(spec(size, min_nodes=1))
+    for name in list(world.machines)[size - gone :]:
+        world.machines[name].connected = False
+        world.orders[name].clear()
+    world.feed(inputs.Stop(operator="me"))
+    world.settle()
+    world.pass_time(120.0)
+    world.settle()
+    detail = world.last("job_stopped").detail
+    assert detail.get("untold", []) == untold
+    assert ("may continue" in detail["reason"]) == bool(untold)
 
 
 def test_a_stop_outlives_the_coordinator_that_was_asked() -> None:

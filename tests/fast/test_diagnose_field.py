@@ -42,7 +42,7 @@ def read_cases() -> list[Case]:
 def test_a_failure_of_the_field(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text in case.files.items():
         (tmp_path / name).write_text(text)
-    found: list[dict[str, Any]] = diagnose([tmp_path])["incidents"]
+    found: list[Any] = diagnose([tmp_path])["incidents"]
     monkeypatch.setattr(reading, "WHOLE_BYTES", 0)
     monkeypatch.setattr(reading, "END_LINES", 1)
     assert diagnose([tmp_path])["incidents"] == found, "a long file says the same"

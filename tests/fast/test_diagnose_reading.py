@@ -31,9 +31,9 @@ def fail(tmp_path: Path, source: str, *options: str, name: str = "train.py") -> 
 
 
 def ended(tail: str, code: int | None = 1, signal: str | None = None, **more: Any) -> RankEvidence:
-    exit_ = {"rank": 3, "local_rank": 1, "pid": 4100, "code": code, "signal": signal, "t_ns": 10**18, **more}
-    exit_.setdefault("stderr_lines", len(tail.splitlines()))
-    return RankEvidence.from_exit({**exit_, "tail": tail}, "n2", {"stderr": "/j/generation_0/rank_3/stderr.log"})
+    exit_: Any = {"rank": 3, "local_rank": 1, "pid": 4100, "code": code, "signal": signal, "t_ns": 10**18, **more}
+    exit_ = {"stderr_lines": len(tail.splitlines())} | exit_ | {"tail": tail}
+    return RankEvidence.from_exit(exit_, "n2", {"stderr": "/j/generation_0/rank_3/stderr.log"})
 
 
 def test_an_exception_is_named_with_its_innermost_user_frame(tmp_path: Path) -> None:

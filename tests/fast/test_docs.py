@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from remote_agent.diagnose.signatures import CATEGORIES
 from remote_agent.wire.events import Condition, EventType, StopCause
 from supervisor.actions import BY_VERB
 from supervisor.cli import main
-from supervisor.wording.incidents import CATEGORIES
 
 _OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z-]*(?![\w-])")
 

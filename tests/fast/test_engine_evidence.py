@@ -82,13 +82,15 @@ def test_what_the_ranks_of_one_node_leave_fits_into_a_frame(tmp_path: Path) -> N
     (tmp_path / "nccl.log").write_text(f"NCCL WARN {bar}")
     (tmp_path / "error.json").write_text(json.dumps({"message": "first" + "é" * 90_000 + "last"}))
     for ranks in (1, 8, 64, 512):
-        exits = [read_evidence(tmp_path, ranks)] * ranks
+        exits: Any = [read_evidence(tmp_path, ranks)] * ranks
         assert len(encode({"re": 1, "ok": {"exits": exits}})) < MAX_HEADER / 2
         first, why, last = exits[0]["tail"].split("\n")
         assert (why, exits[0]["stderr_lines"]) == ("ValueError: why", 3), "the lines are counted from the end"
         assert first[0] == last[-1] == "█"
         assert exits[0]["error"]["message"].endswith("last")
-    assert read_evidence(tmp_path)["said"]["text"] == bar, "few ranks keep all"
+    said = read_evidence(tmp_path)["said"]
+    assert said is not None
+    assert said["text"] == bar, "few ranks keep all"
 
 
 def test_nothing_left(tmp_path: Path) -> None:

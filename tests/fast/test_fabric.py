@@ -39,7 +39,7 @@ def link(src: int, dst: int, how: str, side: str = "") -> str:
     return f"Channel 00/0 : {src}[0] -> {dst}[1] {side}via {how}"
 
 
-def documents(*nodes: dict[int, NcclProcess]) -> dict[str, dict[str, Any] | None]:
+def documents(*nodes: dict[int, NcclProcess]) -> dict[str, Any | None]:
     """What the nodes n1, n2 … answer."""
     return {f"n{at}": {"generation": 1, **node_map(ranks.items())} for at, ranks in enumerate(nodes, 1)}
 
@@ -161,7 +161,7 @@ def test_a_plug_ins_name_is_whole() -> None:
 
 def test_warnings_have_a_meaning_and_silent_nodes_are_named() -> None:
     refused = "WARN socketPollConnect: connect returned Connection refused, exceeded error retry count (35)"
-    answers: dict[str, Any] = {**documents({0: modern(0, refused)}, {}), "n3": None}
+    answers: Any = {**documents({0: modern(0, refused)}, {}), "n3": None}
     found = nccl.read(answers, {0: "n1", 1: "n2", 2: "n3"})
     assert [(one.meaning, one.ranks) for one in found.warned] == [
         ("a peer's process is gone, or a firewall blocks it", {0: "n1"})

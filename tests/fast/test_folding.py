@@ -61,7 +61,7 @@ def test_batches_make_no_difference_and_nothing_is_lost(rows: list[LogLine], siz
     in_parts += parts.rest()
     assert [fold.records for fold in in_parts] == [fold.records for fold in at_once]
     assert sorted(each.line for fold in at_once for each in fold.rows) == [each.line for each in rows]
-    firsts = [fold.shown[0].line for fold in at_once]
+    firsts = [fold.first_rows[0].line for fold in at_once]
     assert firsts == sorted(firsts)
     for fold in at_once:
         assert len(fold.records) == len({record[0].rank for record in fold.records})
@@ -94,7 +94,7 @@ def test_an_odd_line_stands_alone_and_all_others_fold_as_without_it(
     case: tuple[list[list[bytes]], list[LogLine], int],
 ) -> None:
     said, rows, count = case
-    folds = [([each.text for each in fold.shown], len(fold.records)) for fold in folded(rows)]
+    folds = [([each.text for each in fold.first_rows], len(fold.records)) for fold in folded(rows)]
     assert sorted(texts for texts, ranks in folds if ranks == count) == sorted(said)
     assert [ranks for _, ranks in folds if ranks < count] == [1]
 

@@ -16,7 +16,7 @@ def at(second: float) -> str:
     return f"2026-11-20T10:{int(second) // 60:02d}:{second % 60:06.3f}Z"
 
 
-def event(second: float, kind: str, generation: int = 0, **detail: Any) -> dict[str, Any]:
+def event(second: float, kind: str, generation: int = 0, **detail: Any) -> Any:
     return {"time": at(second), "type": kind, "generation": generation, "detail": detail}
 
 
@@ -85,7 +85,7 @@ def test_after_the_end_nothing_grows() -> None:
     assert goodput(ended, now(51)) == goodput(ended, now(900))
 
 
-def _lost(events: list[dict[str, Any]], second: float) -> dict[str, float]:
+def _lost(events: list[Any], second: float) -> dict[str, float]:
     found = goodput(events, now(second))
     assert found is not None
     return found.lost

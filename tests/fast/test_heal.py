@@ -125,3 +125,16 @@ def test_an_agent_that_hears_only_now_that_its_node_was_removed_is_asked_to_end_
     link: Any = SimpleNamespace(opened=True, view=SimpleNamespace(live=True), try_call=ask)
     asyncio.run(heal._end_leaving(SimpleNamespace(wait_change=wait), link))  # type: ignore[arg-type]
     assert answers == []
+
+
+@pytest.mark.parametrize("joining", [True, False])
+def test_an_agent_that_another_operator_has_just_started_is_not_taken_for_the_one_that_left(joining: bool) -> None:
+    async def ask(op: str, *, timeout_s: float) -> dict[str, Any]:
+        assert op == "identity"
+        return {"joining": joining}
+
+    async def call(op: str) -> dict[str, Any]:
+        return {"nodes": [{"name": "n3", "state": "removed"}]}
+
+    link: Any = SimpleNamespace(opened=True, view=SimpleNamespace(live=True, name="n3"), try_call=ask)
+    assert asyncio.run(heal._is_leaving(SimpleNamespace(call=call), link)) is not joining  # type: ignore[arg-type]

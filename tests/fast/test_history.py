@@ -20,7 +20,7 @@ from remote_agent.history.keeper import Keeper
 from remote_agent.history.pyramid import BUCKETS, WIDTHS_S, History, Span, unpack
 from remote_agent.logs.progress import REPORTS, REPORTS_LOOK_BACK, Reports, StepReader
 from remote_agent.wire import Answer, JobSpec, NodeSpec, Problem
-from supervisor.history import Series, merge, query
+from supervisor.history import Series, merge, of_histories, query
 from supervisor.ssh.answers import MalformedAnswer, read_answer
 
 LOSS = ("loss", 3)
@@ -94,7 +94,7 @@ def test_a_keeper_writes_its_file_and_an_agent_that_is_started_again_reads_it(
             await asyncio.sleep(0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        answer = await Keeper(path).answer({"kinds": ["loss"], "ids": [3], "level": 1, "count": 2})
+        answer = await Keeper(path).answer({"kinds": ["loss"], "ids": [3], "level": 1, "count": 2, "last": None})
         assert (answer.data["first"], answer.data["series"]) == (11, [["loss", 3]])
         assert unpack(answer.body, 2)[1][1] == 2.5
         for wrong in ({"level": 9, "count": 2}, {"level": 0, "count": 0}, {"level": 0, "count": 10**9}):
@@ -169,6 +169,22 @@ def test_the_series_of_all_nodes_begin_together_and_a_rank_that_moved_is_one() -
     assert math.isnan(found.nodes["n1", "cpu", -1].mean[-1])
     assert found.nodes["n2", "cpu", -1].mean[-1] == 20.0
     assert merged().ranks == {}
+
+
+def test_a_part_of_the_past_is_answered_as_finely_as_it_is_kept_and_of_one_node() -> None:
+    n1, n2 = History(), History()
+    for second in range(0, 4000, 2):
+        n1.add(second, {LOSS: float(second)})
+        n2.add(second, {("loss", 4): 1.0})
+    # Of 4,000 s, 2,048 are kept in buckets of 8 s.
+    wanted = query(["loss"], None, 1000.0, 50, window=(3000.0, 3200.0), node="n1")
+    assert (WIDTHS_S[wanted.level], wanted.buckets, wanted.last) == (8, 26, 400)
+    found = of_histories(wanted, {"n1": n1, "n2": n2})
+    assert list(found.ranks) == [LOSS]
+    assert (found.begin_s, found.buckets) == (3000.0, 26)
+    assert list(found.ranks[LOSS].mean[:2]) == [3003.0, 3011.0]
+    assert WIDTHS_S[query(["loss"], None, 400.0, 50, window=(3600.0, 3700.0)).level] == 2
+    assert WIDTHS_S[query(["loss"], None, 4000.0, 50, window=(0.0, 100.0)).level] == 32
 
 
 @pytest.mark.parametrize(("seconds", "width"), [(1, 2), (200, 2), (201, 8), (3200, 32), (10**9, 2048)])

@@ -17,7 +17,7 @@ V2 = "low 0\nhigh 0\nmax 12\noom {0}\noom_kill {0}\noom_group_kill 0\n"
 V1 = "oom_kill_disable 0\nunder_oom 0\noom_kill {0}\n"
 
 
-def ended(signal: str | None = "SIGKILL", tail: str = "", **more: Any) -> dict[str, Any]:
+def ended(signal: str | None = "SIGKILL", tail: str = "", **more: Any) -> Any:
     code = 1 if signal is None else None
     base = {"rank": 3, "pid": 4003, "code": code, "signal": signal, "stopped_by_us": False, "tail": tail, "error": None}
     return {**base, **more}

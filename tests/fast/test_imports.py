@@ -66,12 +66,13 @@ ROOMS = (
 )
 
 # What the operator's side may take from the node's: the wire, the diagnosis, the rules for patterns and records, the
-# history's buckets, and the coordinator's preview of what a request leads to.
+# history's buckets, the choice of snapshots, and the coordinator's preview of what a request leads to.
 SHARED = (
     "remote_agent.wire",
     "remote_agent.diagnose",
     "remote_agent.text",
     "remote_agent.history",
+    "remote_agent.snapshots.choice",
     "remote_agent.coordinator.preview",
     "remote_agent.coordinator.state",
     "remote_agent",

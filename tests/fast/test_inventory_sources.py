@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from pathlib import Path
 
 import pytest
 
+from supervisor import known
+from supervisor.cli import home
 from supervisor.cli.entry import main
 from supervisor.cli.options import Parser, add_sources, load_inventory, source_words
 from supervisor.errors import UsageError
-from supervisor.inventory import InventoryError, load, sources
+from supervisor.inventory import InventoryError, load, local, sources
 
 Hosts = list[tuple[str, str]]
 
@@ -159,3 +162,24 @@ def test_hosts_needs_to_know_what_to_read(capsys: pytest.CaptureFixture[str]) ->
 
 def test_a_local_disk_is_not_shared(tmp_path: Path) -> None:
     assert not sources.is_shared(tmp_path)
+
+
+@pytest.mark.parametrize("words", [["--slurm"], ["--srun"], ["--pbs"]])
+def test_an_allocation_is_offered_inside_it_only(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A remembered allocation is none once it is over; inside one, it is there without having been used."""
+    (source,) = (one for one in sources.SOURCES if one.option == words[0])
+    for variable in {one.variable for one in sources.SOURCES if one.variable}:
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("SUPERVISOR_HOME", str(tmp_path / "nobody"))
+    known.note(dataclasses.replace(local(), words=words[0]))
+    assert home.KnownJobs().asked == (0, 0)
+    assert home.KnownJobs().troubles == []
+    nodes = tmp_path / "nodes"
+    nodes.write_text("n1\n")
+    monkeypatch.setenv(source.variable, str(nodes) if source.name == "pbs" else "n1")
+    assert home.KnownJobs().asked[1] > 0
+    (tmp_path / "state").rename(tmp_path / "forgotten")
+    assert home.KnownJobs().asked[1] > 0

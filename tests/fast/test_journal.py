@@ -18,7 +18,7 @@ from remote_agent.wire.status_diff import merge
 from tests.fast.world import World, spec
 
 
-def record(seq: int, **changes: Any) -> dict[str, Any]:
+def record(seq: int, **changes: Any) -> Any:
     base = {
         "seq": seq,
         "time": iso_time(seq * 10**9),
@@ -211,7 +211,7 @@ def test_the_history_is_the_status_after_each_record_and_says_who_asked() -> Non
     world.feed(inputs.Remove("n3", "ann@laptop"))
     world.settle()
     records = world.records()
-    status: dict[str, Any] = {}
+    status: Any = {}
     for reported in history(world.state.spec, records):
         status = merge(status, reported["changes"])
         assert status == document(replay.fold(world.state.spec, records[: reported["seq"]]), {}, None)

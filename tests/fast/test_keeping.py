@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from remote_agent.agent.context import Life
-from remote_agent.agent.keeping import EngineKeeper, standing, what_runs
+from remote_agent.agent.keeping import EngineKeeper, reuse_key, standing
 from remote_agent.wire import JobSpec, Problem
 
 SPEC = JobSpec("first", "train.py", ())
@@ -29,7 +29,7 @@ def test_a_job_that_begins_when_the_time_is_over_is_refused() -> None:
         files: Any = None
         keeper = EngineKeeper(files, SPEC, Life(), engine)
         taker: Any = object()
-        request = {"job": "next", "runs": what_runs(SPEC), "standing": standing(), "env": {}}
+        request = {"job": "next", "runs": reuse_key(SPEC), "standing": standing(), "env": {}}
         offer = asyncio.ensure_future(keeper._answer(taker, "take", request))
         await asyncio.sleep(0)
         assert await keeper.wait() is None, "keep_warm is 0"

@@ -51,7 +51,7 @@ def launch(monkeypatch: pytest.MonkeyPatch, start_on: StartOn, **job: Any) -> li
         links={name: link(name) for name in plan.hosts},
         notice=lambda text, *_: notices.append(text),
         own_late=lambda _tasks: None,
-        believe=lambda _fingerprints: None,
+        trust=lambda _fingerprints: None,
     )
     waiting.run(Launch(plan).run(hub), WAIT_S)
     return notices
@@ -118,7 +118,7 @@ class Trees:
             notice=lambda *_: None,
             set_spec=lambda _spec: None,
             own_late=lambda admissions: [admission.close() for admission in admissions.values()],
-            believe=lambda _fingerprints: None,
+            trust=lambda _fingerprints: None,
         )
 
     def link(self, name: str) -> SimpleNamespace:

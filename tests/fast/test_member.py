@@ -39,7 +39,7 @@ def test_a_newer_term_is_followed_and_renews_the_lease() -> None:
 
 
 def test_the_lease_runs_from_when_the_answered_heartbeat_was_sent() -> None:
-    view = member.heard(follower(), 5.0)
+    view = member.renew_lease(follower(), 5.0)
     assert not member.lease_over(view, 5.0 + 0.79 * TIMEOUT)
     assert member.lease_over(view, 5.0 + 0.81 * TIMEOUT)
 

@@ -15,7 +15,7 @@ from supervisor.wording.plan import plan
 from tests.fast.world import World, spec
 
 
-def facts(op: str, names: tuple[str, ...], status: dict[str, Any], events: tuple[Any, ...] = ()) -> dict[str, str]:
+def facts(op: str, names: tuple[str, ...], status: Any, events: tuple[Any, ...] = ()) -> dict[str, str]:
     return dict(plan(op, names, status, events).facts)
 
 
@@ -111,17 +111,38 @@ def test_a_restart_loses_the_steps_after_the_last_reported_snapshot(reported: An
     [
         ("", "resumes from step 760 (ckpt_760.pt), 3 steps lost"),
         ("a", "resumes from step 500 (ckpt_500.pt), 263 steps lost"),
-        ("none", "not known: no node has snapshot none"),
+        ("none", "unknown: no node has snapshot none"),
     ],
 )
 def test_a_plan_says_from_which_kept_snapshot_the_group_resumes(named: str, lost: str) -> None:
     kept = [
-        {"id": name, "path": f"ckpt_{step}.pt", "step": step, "skipped": name == "c"}
-        for name, step in (("a", 500), ("b", 760), ("c", 700))
+        {"id": name, "path": f"ckpt_{step}.pt", "step": step, "time_ns": time_ns}
+        for time_ns, (name, step) in enumerate((("a", 500), ("b", 760), ("c", 700)))
     ]
+    event: Any = {"type": "snapshots_chosen", "detail": {"snapshots": kept[1:2], "skipped": [[1, 2]]}}
     ranks = [{"rank": 0, "step": 763, "progress": {"saved": 762}}]
-    status = {"nodes": [{"name": "n1", "group_rank": 0, "ranks": ranks}], "snapshots": kept}
-    assert dict(plan("restart", (), status, (), named).facts)["Lost"] == lost
+    status: Any = {"nodes": [{"name": "n1", "group_rank": 0, "ranks": ranks}], "snapshots": kept}
+    assert dict(plan("restart", (), status, (event,), named).facts)["Lost"] == lost
+
+
+def test_a_plan_names_each_series_and_says_where_a_step_is_not_exact() -> None:
+    def kept(name: str, path: str, step: int | None, time_ns: int, *, exact: bool = True) -> dict[str, Any]:
+        return {"id": name, "path": path, "step": step, "time_ns": time_ns, "exact": exact}
+
+    snapshots = [
+        kept("a", "model.pt", 500, 1, exact=False), kept("b", "optim.pt", 500, 2, exact=False),
+        kept("c", "model.pt", 760, 10**10, exact=False), kept("d", "best_760.pt", 760, 10**10 + 1),
+        kept("e", "x.bin", None, 10**10),
+    ]  # fmt: skip
+    ranks = [{"rank": 0, "step": 763, "progress": None}]
+    status: Any = {"nodes": [{"name": "n1", "group_rank": 0, "ranks": ranks}], "snapshots": snapshots}
+    lost = [dict(plan("restart", (), status, (), name).facts)["Lost"] for name in ("", "a")]
+    newest = "step ~760 (model.pt), step 760 (best_760.pt), step ~500 (optim.pt), an unknown step (x.bin)"
+    older = "step ~500 (model.pt, optim.pt), about 263 steps lost; best_760.pt, x.bin are hidden"
+    assert lost == [
+        f"resumes from {newest}, about 3 steps lost",
+        f"resumes from {older}: no version is old enough",
+    ]
 
 
 def test_the_plan_of_a_request_that_is_refused_says_why() -> None:

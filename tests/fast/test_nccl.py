@@ -9,7 +9,7 @@ import pytest
 from remote_agent.diagnose.nccl import NcclText
 
 
-def nccl_of(*texts: str) -> dict[str, Any]:
+def nccl_of(*texts: str) -> Any:
     facts = NcclText()
     for text in texts:
         facts.feed(text if ":20 [0]" in text else f"h1:10:20 [0] NCCL INFO {text}")

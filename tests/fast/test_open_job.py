@@ -97,7 +97,7 @@ def test_a_node_beyond_max_nodes_stands_by() -> None:
 
 def test_every_journal_names_the_nodes_in_the_order_in_which_they_came() -> None:
     job = spec(1, endpoint="n2:29400")
-    records = [
+    records: Any = [
         {"type": "node_joined", "node": name, "detail": {"spec": {"name": name, "address": "10.0.0.1"}}}
         for name in ("n2", "n1")
     ]
@@ -106,7 +106,7 @@ def test_every_journal_names_the_nodes_in_the_order_in_which_they_came() -> None
 
 def test_all_agents_restarted_is_nobodys_failure() -> None:
     world = World(spec(2, max_restarts=0))
-    records = [
+    records: Any = [
         {**dataclasses.asdict(event), "seq": number, "term": 1, "time": ""}
         for number, event in enumerate(world.events, 1)
     ]

@@ -44,7 +44,7 @@ def write(root: Path, **files: str) -> Path:
     return root
 
 
-def only(found: dict[str, Any]) -> dict[str, Any]:
+def only(found: Any) -> Any:
     """Return the only incident."""
     (incident,) = found["incidents"]
     assert isinstance(incident, dict)

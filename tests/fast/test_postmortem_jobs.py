@@ -114,17 +114,17 @@ def test_the_files_give_the_same_verdict_as_the_live_group(tmp_path: Path) -> No
     assert found["time"] == "2001-09-09T01:46:40.000Z"
 
 
-LOST: dict[str, Any] = {"alive_ns": 10**18, "reason": "no heartbeat within 10 s"}
-FAILED: dict[str, Any] = {"exit": {"code": 1, "signal": None}, "time_ns": 10**18}
-TOLD: dict[str, Any] = {**INCIDENT, "category": "hang_missing_rank", "culprit_ranks": [0], "summary": "it hangs"}
+LOST: Any = {"alive_ns": 10**18, "reason": "no heartbeat within 10 s"}
+FAILED: Any = {"exit": {"code": 1, "signal": None}, "time_ns": 10**18}
+TOLD: Any = {**INCIDENT, "category": "hang_missing_rank", "culprit_ranks": [0], "summary": "it hangs"}
 HANG = ("incident", {**TOLD, "fingerprint": "f", "ongoing": True})
 PREEMPTED = ("incident", {**TOLD, "category": "signal_preempted", "fingerprint": "f"})
-ONE: dict[str, Any] = {"node": "n1", "rank": 0, "detail": FAILED}
+ONE: Any = {"node": "n1", "rank": 0, "detail": FAILED}
 MANY = {"node": "n2", "group_rank": 1, "base_rank": 0, "nproc": 10**9}
 ASKED = ("stop_requested", {"operator": "me"})
 
 
-def ended(cause: str) -> tuple[str, dict[str, Any]]:
+def ended(cause: str) -> tuple[str, Any]:
     return "generation_stopped", {"cause": cause}
 
 
@@ -157,7 +157,7 @@ def ended(cause: str) -> tuple[str, dict[str, Any]]:
     ],
 )
 def test_a_running_or_stopped_group_failed_only_if_the_journal_says_so(
-    tmp_path: Path, happened: list[tuple[str, dict[str, Any]]], reported: list[str]
+    tmp_path: Path, happened: list[tuple[str, Any]], reported: list[str]
 ) -> None:
     """A rank that prints a traceback and gets on has caught it."""
     job = tmp_path / "jobs" / "train-a1"

@@ -79,6 +79,8 @@ def test_a_file_and_a_directory_come_from_the_node_that_has_them(nodes: Mapping[
     assert Path("snapshot.pt").read_bytes() == content
     with pytest.raises(UsageError, match=r"snapshot\.pt exists"):
         bring(nodes, one.id)
+    with pytest.raises(UsageError, match="there is no directory no/such"):
+        bring(nodes, one.id, Path("no/such/snapshot.pt"))
     lay(disk.base, {"checkpoint-20/a.bin": b"weights"})
     whole = disk.save("checkpoint-20/trainer_state.json", b'{"global_step": 20}', 2, 20)
     assert bring(nodes, whole.id, Path("kept"))[0] == "kept"

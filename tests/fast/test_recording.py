@@ -48,8 +48,12 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_changes_and_what_they_make() -> None:
-    old = {"state": "running", "nodes": [{"name": "n1", "x": 1}, {"name": "n2", "x": 1}]}
-    new = {"state": "running", "plan": "p", "nodes": [{"name": "n3"}, {"name": "n1", "x": 1}, {"name": "n2", "x": 2}]}
+    old: Any = {"state": "running", "nodes": [{"name": "n1", "x": 1}, {"name": "n2", "x": 1}]}
+    new: Any = {
+        "state": "running",
+        "plan": "p",
+        "nodes": [{"name": "n3"}, {"name": "n1", "x": 1}, {"name": "n2", "x": 2}],
+    }
     reported = changes(old, new)
     assert reported == {"plan": "p", "nodes": [{"name": "n3"}, {"name": "n2", "x": 2}], "order": ["n3", "n1", "n2"]}
     assert merge(old, reported) == new
@@ -136,7 +140,7 @@ def test_logs_are_shown_as_they_were(path: Path) -> None:
         steps = [row async for row in player.search(ALL, pattern="step [0-9]")]
         middle, spans = sorted(row.t_ns for row in steps)[len(steps) // 2], list[tuple[Any, Any]]()
         for way, side in ((1, "since_ns"), (-1, "until_ns")):
-            query: dict[str, Any] = {"way": way, "limit": 5, "note_span": lambda *span: spans.append(span)}
+            query: Any = {"way": way, "limit": 5, "note_span": lambda *span: spans.append(span)}
             near = [row async for row in player.search(ALL, pattern="step [0-9]", **query, **{side: middle})]
             assert len(near) >= 5
             since_ns, until_ns = spans.pop()
@@ -333,18 +337,18 @@ def test_replay_without_a_screen_prints_rows_and_events_in_order(path: Path, cap
 
 
 def test_statuses_by_time_are_found_again_from_anywhere(tmp_path: Path) -> None:
-    changes_told: dict[str, Any] = {"job": "j", "nodes": [{"name": "n1", "x": None}], "order": ["n1"]}
+    changes_told: Any = {"job": "j", "nodes": [{"name": "n1", "x": None}], "order": ["n1"]}
     history = [{"seq": 1, "changes": changes_told}]
     history += [{"seq": seq, "changes": {"generation": seq}} for seq in range(2, 6)]
-    documents = [{"job": "j", "nodes": [{"name": "n1", "x": at}]} for at in range(150)]
+    documents: Any = [{"job": "j", "nodes": [{"name": "n1", "x": at}]} for at in range(150)]
     seen = [(10 * at + 5, zlib.compress(json.dumps(one).encode())) for at, one in enumerate(documents)]
-    last = (1495, {**documents[-1], "state": "failed"})
+    last = (1495, documents[-1] | {"state": "failed"})
     made = list(writing.status_rows(history, {seq: 300 * seq for seq in range(1, 6)}, seen, last))
     assert [row["t_ns"] for row in made] == sorted(row["t_ns"] for row in made)
     assert sum(row["whole"] for row in made) == 1 + (len(made) - 1) // writing.WHOLE_EVERY
     recording = load(recordings.write(tmp_path / "job.rec", statuses=made))
-    expected: list[dict[str, Any]] = []
-    status: dict[str, Any] = {}
+    expected: list[Any] = []
+    status: Any = {}
     for row in made:
         status = merge({} if row["whole"] else status, row["changes"])
         expected.append(status)

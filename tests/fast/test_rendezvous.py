@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -118,7 +119,7 @@ def test_a_repeated_report_does_not_raise_a_dead_rank() -> None:
     for name, rank in (("n1", 0), ("n2", 1)):
         world.feed(assigned(name, 0, {rank: 100 + rank}, 2))
         world.feed(inputs.Main(name, 0, rank))
-    ended = {"rank": 1, "local_rank": 0, "pid": 101, "code": 0, "signal": None, "t_ns": 1}
+    ended: Any = {"rank": 1, "local_rank": 0, "pid": 101, "code": 0, "signal": None, "t_ns": 1}
     world.feed(inputs.Exited("n2", 0, ended))
     world.feed(assigned("n2", 0, {1: 101}, 2))
     assert world.state.ranks[1].state == "succeeded"
@@ -129,7 +130,7 @@ def test_a_new_coordinator_knows_the_ranks_from_the_journal() -> None:
     members = [{"node": f"n{1 + at}", "group_rank": at, "base_rank": at, "nproc": 1} for at in range(2)]
     meeting = {"backend": "c10d", "endpoint": "n1:1", "run_id": "job", "nnodes": "2", "conf": "", "is_ours": True}
     detail = {"members": members, "restarts": 0, "rendezvous": meeting}
-    records = [
+    records: Any = [
         {"type": "generation_started", "generation": 0, "node": None, "rank": None, "detail": detail},
         *(
             {

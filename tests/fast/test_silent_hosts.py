@@ -20,7 +20,10 @@ from remote_agent.wire import Answer, CallFailed, ChannelClosed
 from remote_agent.wire.frames import encode
 from supervisor.cli import logs, options, record, snapshots, stacks
 from supervisor.errors import HostError, RequestFailed, Unreachable
+from supervisor.inventory import load
 from supervisor.link import host_link
+from supervisor.link.hub import Hub
+from supervisor.logs.files import files
 from supervisor.logs.live import follow
 from supervisor.logs.selection import Selection
 from supervisor.ssh.answers import HostChannel
@@ -271,3 +274,70 @@ def test_a_node_that_refuses_to_be_followed_ends_no_others_log(refuses: list[str
     else:
         with pytest.raises(RequestFailed, match="unknown argument"):
             waiting.run(read(), 60)
+
+
+@pytest.mark.parametrize("moment", ["before the work", "after it"])
+def test_a_host_is_brought_up_although_its_connection_ends_with_the_agent_that_is_replaced(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Neither a connection that ended just before the request, nor one that ends with it, is the request's error."""
+    path, _ = hosts("")
+    at_once = Node.call
+
+    async def call(node: Node, *args: Any, **options: Any) -> Answer:
+        await asyncio.sleep(0.1)
+        if node.closed.is_set():
+            raise ChannelClosed("closed")
+        return await at_once(node, *args, **options)
+
+    monkeypatch.setattr(Node, "call", call)
+    hub = Hub(load(path), "a")
+    link = hub.links["n1"]
+
+    async def start(node: Any) -> None:
+        if moment == "after it":
+            node.closed.set()
+
+    async def check() -> None:
+        hub.begin()
+        await hub.wait_until(lambda: link.opened, DEADLINE)
+        work = asyncio.ensure_future(link.bring_up(start))
+        if moment == "before the work":
+            link.node.closed.set()
+        await work
+        assert link.opened
+        assert link.view.error is None
+        await hub.close()
+
+    waiting.run(check(), 300)
+
+
+def test_a_copy_of_a_log_counts_only_while_nobody_has_the_log_itself(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _ = hosts("", "", "")
+    listed = {
+        "n1": [
+            {**FILE, "rank": 0, "copy": False},
+            {**FILE, "rank": 1, "copy": True},
+            {**FILE, "rank": 9, "copy": True},
+        ],
+        "n2": [{**FILE, "rank": 1, "copy": False}],
+        # Its agent is older than copies.
+        "n3": [{**FILE, "rank": 2}],
+    }
+    at_once = Node._answer
+    monkeypatch.setattr(
+        Node, "_answer",
+        lambda node, op: Answer({"files": listed[node.host.name]}) if op == "log_list" else at_once(node, op),
+    )  # fmt: skip
+
+    async def check() -> None:
+        hub = Hub(load(path), "a")
+        hub.begin()
+        await hub.settle()
+        found = await files(hub)
+        await hub.close()
+        assert [(file["rank"], file["node"]) for file in found] == [(0, "n1"), (1, "n2"), (2, "n3"), (9, "n1")]
+
+    waiting.run(check(), 300)

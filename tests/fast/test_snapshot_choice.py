@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from remote_agent.coordinator import inputs, replay, snapshots, views
 from remote_agent.coordinator import state as s
+from remote_agent.snapshots.choice import Skipped
 from tests.examples import examples
 from tests.fast.world import World, spec
 
 
-def kept(name: str, time_ns: int, step: int | None = None, path: str = "snapshot.pt") -> dict[str, Any]:
-    exact = step is not None
+def kept(
+    name: str, time_ns: int, step: int | None = None, path: str = "snapshot.pt", *, exact: bool | None = None
+) -> Any:
+    exact = step is not None if exact is None else exact
     return {"id": name, "path": path, "time_ns": time_ns, "step": step, "exact": exact, "bytes": 1000}
 
 
@@ -110,7 +114,7 @@ def test_an_answer_to_an_older_order_does_not_count() -> None:
     assert in_place(world) == {("b",)}
 
 
-def have_all(world: World, *snapshots: dict[str, Any]) -> None:
+def have_all(world: World, *snapshots: Any) -> None:
     """All nodes have these, and have said so."""
     for machine in world.machines.values():
         machine.snapshots = list(snapshots)
@@ -132,7 +136,7 @@ def test_an_operator_goes_back_and_what_came_after_it_no_longer_counts() -> None
     world.feed(inputs.Restart("me"))
     world.settle()
     assert in_place(world) == {("old",)}
-    assert replay.fold(world.state.spec, world.records()).skipped == ((10, 50),)
+    assert replay.fold(world.state.spec, world.records()).skipped == Skipped(((10, 50),), frozenset({"old"}))
     for machine in world.machines.values():
         machine.snapshots = [old, spike, kept("next", 60, 25)]
     world.feed(inputs.Restart("me"))
@@ -151,6 +155,64 @@ def test_who_goes_forth_again_to_what_was_skipped_stays_there() -> None:
     world.fail(1)
     world.settle()
     assert in_place(world) == {("second",)}
+
+
+def go_back(world: World, name: str, wall_ns: int) -> set[tuple[str, ...]]:
+    world.wall_ns = wall_ns
+    world.feed(inputs.Restart("me", snapshot=name))
+    world.settle()
+    return in_place(world)
+
+
+@pytest.mark.parametrize("late_s", [0.000000001, 20])
+@pytest.mark.parametrize("exact", [True, False])
+def test_the_files_of_one_save_are_gone_back_to_together(exact: bool, late_s: float) -> None:
+    """Whichever of them is named, and also for the restarts that follow; a guessed step may be one look apart."""
+    world = job()
+    saves = [
+        kept(
+            f"{path}{step}",
+            step * 10**9 + round(at * late_s * 1e9),
+            step + (0 if exact else at),
+            f"{path}.pt",
+            exact=exact,
+        )
+        for step in (100, 200, 300)
+        for at, path in enumerate(("model", "optim", "sched"))
+    ]
+    have_all(world, *saves)
+    for number, name in enumerate(("optim200", "model100", "sched200")):
+        save = {(f"model{name[5:]}", f"optim{name[5:]}", f"sched{name[5:]}")}
+        assert go_back(world, name, 10**12 + number) == save
+        world.fail(1)
+        world.settle()
+        assert in_place(world) == save, "the files that were written after the named one still count"
+
+
+def test_a_series_with_its_own_rhythm_goes_back_to_what_it_was_then() -> None:
+    world = job()
+    best = [kept(f"best{step}", step * 10**9, step, f"best_{step}.pt") for step in (90, 290)]
+    have_all(world, *best, *(kept(f"last{step}", step * 10**9, step, "last.pt", exact=False) for step in (200, 300)))
+    assert go_back(world, "last200", 10**12) == {("best90", "last200")}
+
+
+def test_a_named_snapshot_that_is_gone_when_the_group_is_formed_is_told() -> None:
+    world = job()
+    have_all(world, kept("old", 10, 20), kept("new", 30, 40))
+    world.feed(inputs.Restart("me", snapshot="old"))
+    for machine in world.machines.values():
+        machine.snapshots = machine.snapshots[1:]
+    world.settle()
+    assert in_place(world) == {("new",)}
+    assert "no node has snapshot old any more" in world.last("warning").detail["message"]
+
+
+def test_a_series_without_an_old_enough_version_is_hidden_on_every_member() -> None:
+    """Else one node's ranks would start with it and the others' without."""
+    world = job()
+    have_all(world, kept("old", 10 * 10**9, 20), kept("spike", 30 * 10**9, 40), kept("ema", 30 * 10**9, 40, "ema.pt"))
+    assert go_back(world, "old", 50 * 10**9) == {("old",)}
+    assert [world.machines[name].skipped for name in world.state.members] == [[[10 * 10**9, 50 * 10**9]]] * 3
 
 
 def test_the_status_names_each_snapshot_once_with_the_nodes_that_have_it() -> None:

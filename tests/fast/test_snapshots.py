@@ -25,8 +25,10 @@ import pytest
 from remote_agent.agent.background import Background
 from remote_agent.agent.snapshot_keeper import SENT_BYTES, SnapshotKeeper
 from remote_agent.base.paths import Home
+from remote_agent.base.tasks import Tasks
 from remote_agent.election.peers import PeerUnreachable
-from remote_agent.snapshots.rules import SETTLE_NS, InPlace, Moment, Verdict, is_complete, judge, slot_of, step_of
+from remote_agent.snapshots.choice import slot_of
+from remote_agent.snapshots.rules import SETTLE_NS, InPlace, Moment, Verdict, is_complete, judge, step_of
 from remote_agent.snapshots.scan import matches, scan
 from remote_agent.snapshots.store import Abandoned, KeptSnapshot, Store, remove_asides, set_aside
 from remote_agent.tree.manifest import pack
@@ -61,8 +63,24 @@ def lay(base: Path, files: dict[str, bytes]) -> None:
 
 
 def one(base: Path, pattern: str = "**") -> InPlace:
-    (found,) = scan(base, [pattern]).found
+    (found,) = scan(base, [pattern]).snapshots
     return found
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ck/700.orbax-checkpoint-tmp-1700000000",
+        "tmp-checkpoint-500",
+        "checkpoint-500.tmp",
+        "ckpt_100.incomplete",
+        "tmpk3x_ab9/step_5",
+        "step_5.tmp123",
+    ],
+)
+def test_what_a_library_will_rename_once_it_is_whole_is_no_snapshot_yet(tmp_path: Path, name: str) -> None:
+    lay(tmp_path, {f"{name}/data.bin": b"half", "checkpoint-400/model.bin": b"whole"})
+    assert [snapshot.path for snapshot in scan(tmp_path, ["**"]).snapshots] == ["checkpoint-400"]
 
 
 @pytest.mark.parametrize("made", [("snapshot.pt", torch_zip(b"w" * 900), "torch"),
@@ -82,7 +100,7 @@ def test_a_directory_is_complete_once_its_marker_and_all_that_it_names_is_there(
         ("dcp", {"s/.metadata": dcp(["__0_0.distcp", "__1_0.distcp"]), "s/__0_0.distcp": b"a",
                  "s/__1_0.distcp": b"b"}, "s/__1_0.distcp"),
         ("dcp", {"s/__0_0.distcp": b"a", "s/.metadata": dcp(["__0_0.distcp"])}, "s/.metadata"),
-        ("trainer", {"checkpoint-20/optimizer.pt": torch_zip(), "checkpoint-20/trainer_state.json":
+        ("trainer", {"checkpoint-20/training_args.bin": torch_zip(), "checkpoint-20/trainer_state.json":
                      b'{"global_step": 20}'}, "checkpoint-20/trainer_state.json"),
         ("index", {"m/model.safetensors.index.json": json.dumps(weights).encode(),
                    "m/model-00001-of-00002.safetensors": safetensors(),
@@ -94,6 +112,25 @@ def test_a_directory_is_complete_once_its_marker_and_all_that_it_names_is_there(
         assert judge(one(base)) == Verdict(form, True)
         (base / last).unlink()
         assert judge(one(base)) == Verdict(form, False)
+
+
+def test_a_directory_that_is_named_like_a_trainers_is_one_by_its_files_or_its_neighbours(tmp_path: Path) -> None:
+    """Other scripts save as checkpoint-500, too, and write no trainer_state.json: theirs must not count as torn."""
+    weights = {"checkpoint-20/model.pt": torch_zip()}
+    lay(tmp_path / "own", weights)
+    assert judge(one(tmp_path / "own")) == Verdict("", None)
+    index = {"checkpoint-20/model.safetensors.index.json": b'{"weight_map": {"a": "a.safetensors"}}'}
+    lay(tmp_path / "index", {**index, "checkpoint-20/a.safetensors": safetensors(), "checkpoint-20/optimizer.pt":
+                             torch_zip()})  # fmt: skip
+    assert judge(one(tmp_path / "index")) == Verdict("index", True)
+    cut = {"checkpoint-20/config.json": b"{}", "checkpoint-20/model.safetensors": safetensors()[:-1]}
+    lay(tmp_path / "cut", cut)
+    assert one(tmp_path / "cut").is_torn(), "also the first one, of which nothing else is there yet"
+    lay(tmp_path / "files", {**weights, "checkpoint-20/rng_state_0.pth": torch_zip()})
+    assert judge(one(tmp_path / "files")) == Verdict("trainer", False)
+    lay(tmp_path / "beside", {**weights, "checkpoint-10/trainer_state.json": b'{"global_step": 10}'})
+    found = {each.path: judge(each) for each in scan(tmp_path / "beside", ["checkpoint-*"]).snapshots}
+    assert found == {"checkpoint-10": Verdict("trainer", True), "checkpoint-20": Verdict("trainer", False)}
 
 
 def test_a_torn_part_makes_the_whole_directory_incomplete(tmp_path: Path) -> None:
@@ -150,7 +187,7 @@ def test_links_are_never_followed_and_one_that_leads_out_is_reported(tmp_path: P
     (base / "link.pt").symlink_to(outside / "a.pt")
     (base / "latest.pt").symlink_to("own.pt")
     seen = scan(base, ["*.pt", "checkpoints/**"])
-    assert [found.path for found in seen.found] == ["own.pt"]
+    assert [found.path for found in seen.snapshots] == ["own.pt"]
     assert sorted(problem.partition(" is a link")[2][:14] for problem in seen.problems) == [
         " that leads ou", " that leads ou", ": other nodes "
     ]  # fmt: skip
@@ -163,12 +200,12 @@ def test_a_directory_is_a_snapshot_with_all_its_files_or_not_at_all(
                    "checkpoint-30/trainer_state.json": b'{"global_step": 30}', "weights.bin": b"w"})  # fmt: skip
     (tmp_path / "checkpoint-30/model.bin").symlink_to(tmp_path / "weights.bin")
     seen = scan(tmp_path, ["checkpoint-*"])
-    assert [sorted(found.files) for found in seen.found] == [
+    assert [sorted(found.files) for found in seen.snapshots] == [
         ["checkpoint-20/.hidden/notes", "checkpoint-20/trainer_state.json"]
     ]
     assert seen.problems == ("snapshots: checkpoint-30 is left out: model.bin in it is not a plain file",)
     monkeypatch.setattr("remote_agent.snapshots.scan.MAX_ENTRIES", 6)
-    assert not scan(tmp_path, ["checkpoint-*"]).found
+    assert not scan(tmp_path, ["checkpoint-*"]).snapshots
 
 
 class Disk:
@@ -182,7 +219,7 @@ class Disk:
     def save(self, path: str, content: bytes, time_ns: int, step: int | None = None) -> KeptSnapshot:
         lay(self.base, {path: content})
         top = path.partition("/")[0]
-        found = next(found for found in scan(self.base, ["**"]).found if found.path in (path, top))
+        found = next(found for found in scan(self.base, ["**"]).snapshots if found.path in (path, top))
         return self.store.keep(found, time_ns, step, exact=step is not None, stop=lambda: False)
 
     def take_from(self, other: Disk, snapshot: KeptSnapshot) -> None:
@@ -326,7 +363,7 @@ def test_what_lost_its_content_is_forgotten_and_what_a_loss_of_power_left_is_rem
 def test_what_is_newer_than_the_chosen_snapshot_is_hidden_from_the_script(tmp_path: Path) -> None:
     lay(tmp_path, {"ckpt_30.pt": b"PK\x03\x04torn"})
     assert set_aside(one(tmp_path)) == ".ckpt_30.pt.aside1"
-    assert not scan(tmp_path, ["**"]).found
+    assert not scan(tmp_path, ["**"]).snapshots
     lay(tmp_path, {"best_30.pt": b"PK\x03\x04torn"})
     set_aside(one(tmp_path))
     # It goes once the job has saved a newer one of the same series.
@@ -338,13 +375,13 @@ def test_what_is_newer_than_the_chosen_snapshot_is_hidden_from_the_script(tmp_pa
 class Others:
     """The other nodes' agents, as one answer to every question."""
 
-    def __init__(self, answer: dict[str, Any] | None, **by_node: dict[str, Any]) -> None:
-        self.members: dict[str, Any] = {"n1": {}, "n2": {}, "n3": {}}
+    def __init__(self, answer: Any | None, **by_node: Any) -> None:
+        self.members: Any = {"n1": {}, "n2": {}, "n3": {}}
         self.answer = answer
         self.by_node = by_node
         self.asked: list[tuple[str, str, Any]] = []
 
-    async def ask(self, node: str, op: str, args: dict[str, Any]) -> dict[str, Any] | None:
+    async def ask(self, node: str, op: str, args: Any) -> Any | None:
         self.asked.append((node, op, args.get("take")))
         return self.by_node.get(node, self.answer)
 
@@ -373,7 +410,7 @@ def keeper(
     home: Path | None = None,
     job: str = "job",
     **changes: Any,
-) -> tuple[SnapshotKeeper, list[dict[str, Any]]]:
+) -> tuple[SnapshotKeeper, list[Any]]:
     """A keeper whose group has begun, and the notices that it gives; `records`: the journal."""
     spec = JobSpec(job, "train.py", (NodeSpec("n1", "a"), NodeSpec("n2", "b")), workdir=str(root / "work"), **changes)
     (root / "work").mkdir(exist_ok=True)
@@ -384,7 +421,7 @@ def keeper(
     BACKGROUNDS.append(background)
     journal: Any = SimpleNamespace(records=records)
     made = SnapshotKeeper(files, spec, spec.workdir, background, peers, logs, journal)  # type: ignore[arg-type]
-    said: list[dict[str, Any]] = []
+    said: list[Any] = []
     member = SimpleNamespace(running=0, shift_ns=0, report=lambda op, args: said.append(args))
     made.start(SimpleNamespace(spawn=lambda work, name: work.close()), member)  # type: ignore[arg-type]
     made.begin_group()
@@ -392,7 +429,7 @@ def keeper(
 
 
 @pytest.mark.parametrize(("answer", "kept"), [({"sees": True}, 0), ({"sees": False}, 1), (None, 1)])
-def test_what_the_other_nodes_see_too_is_not_copied(tmp_path: Path, answer: dict[str, Any] | None, kept: int) -> None:
+def test_what_the_other_nodes_see_too_is_not_copied(tmp_path: Path, answer: Any | None, kept: int) -> None:
     made, _ = keeper(tmp_path, Others(answer), snapshots=("*.pt",))
     lay(tmp_path / "work", {"snapshot.pt": torch_zip()})
     try:
@@ -416,6 +453,110 @@ def test_where_nodes_have_disks_of_their_own_they_are_not_asked_about_each_save(
     finally:
         made.close()
     assert len(others.asked) == 2 * 3
+
+
+def test_what_is_shared_is_asked_for_each_pattern_as_one_device_may_have_both(tmp_path: Path) -> None:
+    class Both(Others):
+        async def ask(self, node: str, op: str, args: Any) -> Any | None:
+            return {"sees": args["path"].startswith("shared/")}
+
+    made, _ = keeper(tmp_path, Both(None), snapshots=("shared/*.pt", "*.pt"))
+    lay(tmp_path / "work", {"shared/a.pt": torch_zip(), "b.pt": torch_zip()})
+
+    async def save() -> list[str]:
+        await made._keep_new()
+        return [one["path"] for one in made.heads()]
+
+    try:
+        assert asyncio.run(save()) == ["b.pt"]
+    finally:
+        made.close()
+
+
+def test_the_snapshot_that_an_operator_named_stays_while_the_group_that_resumes_from_it_is_formed(
+    tmp_path: Path,
+) -> None:
+    """The ranks may save once more between the order and their end."""
+    made, _ = keeper(tmp_path, Others({"sees": False}), snapshots=("*.pt",))
+
+    async def save() -> tuple[str, list[str], list[str]]:
+        for number in range(2):
+            lay(tmp_path / "work", {"model.pt": torch_zip(b"%d" % number)})
+            await made._keep_new()
+        named = made.heads()[0]["id"]
+        lay(tmp_path / "work", {"model.pt": torch_zip(b"later")})
+        held = [each["id"] for each in await made.hold([named])]
+        made.begin_group()
+        lay(tmp_path / "work", {"model.pt": torch_zip(b"next")})
+        await made._keep_new()
+        return named, held, [each["id"] for each in made.heads()]
+
+    try:
+        named, held, after = asyncio.run(save())
+    finally:
+        made.close()
+    assert named in held
+    assert (len(held), len(after), named in after) == (3, 2, False)
+
+
+def test_a_snapshot_that_names_no_step_has_the_one_that_ranks_had_printed(tmp_path: Path) -> None:
+    """Steps are noted also while the keeping waits for the processor."""
+    made, _ = keeper(tmp_path, Others({"sees": False}), snapshots=("*.pt",))
+    printed: Any = {0: {"step": 7}, 1: {"step": None}}
+    made._logs = SimpleNamespace(progress=lambda generation: printed)  # type: ignore[assignment]
+
+    async def save() -> list[tuple[int | None, bool]]:
+        await made._note_step()
+        lay(tmp_path / "work", {"model.pt": torch_zip(), "ckpt_step9.pt": torch_zip(b"9")})
+        await made._keep_new()
+        return sorted((each["step"], each["exact"]) for each in made.heads())
+
+    try:
+        assert asyncio.run(save()) == [(7, False), (9, True)]
+    finally:
+        made.close()
+
+
+def test_what_no_longer_counts_makes_room_first(tmp_path: Path) -> None:
+    """Who has gone back keeps the snapshot that was good, not the one after it."""
+    made, _ = keeper(tmp_path, Others({"sees": False}), snapshots=("*.pt",))
+
+    async def save() -> tuple[list[str], list[str]]:
+        for number in range(2):
+            lay(tmp_path / "work", {"model.pt": torch_zip(b"%d" % number)})
+            await made._keep_new()
+        good, spike = await made.hold()
+        await made.restore([{**good, "holders": ["n1"]}], [(good["time_ns"], spike["time_ns"])])
+        made.begin_group()
+        lay(tmp_path / "work", {"model.pt": torch_zip(b"next")})
+        await made._keep_new()
+        return [good["id"], spike["id"]], [each["id"] for each in made.heads()]
+
+    try:
+        (good, spike), kept = asyncio.run(save())
+    finally:
+        made.close()
+    assert (len(kept), good in kept, spike in kept) == (2, True, False)
+
+
+def test_what_no_longer_counts_is_hidden_also_where_no_older_version_takes_its_place(tmp_path: Path) -> None:
+    made, _ = keeper(tmp_path, Others({"sees": False}), snapshots=("*.pt",))
+    second = 10**9
+    begun = time.time_ns()
+    lay(tmp_path / "work", {"model.pt": torch_zip(b"1"), "ema.pt": torch_zip(b"2"), "old.pt": torch_zip(b"3")})
+    for name, age_s in (("model.pt", 60), ("ema.pt", 30), ("old.pt", 90)):
+        os.utime(tmp_path / "work" / name, ns=(begun - age_s * second,) * 2)
+
+    async def go_back() -> Any:
+        (model,) = [one for one in await made.hold() if one["path"] == "model.pt"]
+        return await made.restore([{**model, "holders": ["n1"]}], [(model["time_ns"], begun)])
+
+    try:
+        report = asyncio.run(go_back())
+    finally:
+        made.close()
+    assert report["aside"] == ["ema.pt -> .ema.pt.aside1"]
+    assert sorted(os.listdir(tmp_path / "work")) == [".ema.pt.aside1", "model.pt", "old.pt"]
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -475,8 +616,9 @@ def test_why_a_snapshot_is_not_kept_is_said_once(tmp_path: Path) -> None:
 
 
 def test_the_table_of_snapshots_names_step_size_and_nodes() -> None:
-    kept = {"id": "a1", "path": "b.pt", "step": None, "time_ns": 0, "bytes": 2_000_000, "nodes": ["n1", "n2"]}
-    head, row = snapshot_rows([{**kept, "skipped": True}])
+    kept: Any = {"id": "a1", "path": "b.pt", "step": None, "time_ns": 0, "bytes": 2_000_000, "nodes": ["n1", "n2"]}
+    kept["skipped"] = True
+    head, row = snapshot_rows([kept])
     assert dict(zip(head, row, strict=True)).items() >= {
         "ID": "a1", "STEP": "-", "SIZE": "2.0 MB", "NODES": "n[1-2]",
         "PATH": "b.pt (skipped: the job went back to an older one)",
@@ -533,7 +675,7 @@ def test_a_newer_snapshot_that_could_not_be_kept_is_hidden_and_not_written_over(
     lay(tmp_path / "work", {"snapshot.pt": torch_zip(b"1" * 100)})
     newer = torch_zip(b"2" * 2000)
 
-    async def look() -> dict[str, Any]:
+    async def look() -> Any:
         (head,) = await made.hold()
         lay(tmp_path / "work", {"snapshot.pt": newer})
         assert await made.hold() == [head]
@@ -615,12 +757,12 @@ class Link:
     def __init__(self, other: SnapshotKeeper) -> None:
         self.other = other
 
-    async def call(self, op: str, args: dict[str, Any], timeout: float) -> Answer:
+    async def call(self, op: str, args: Any, timeout: float) -> Answer:
         answer = await self.other.requests[op]("n1", None, args)
         assert isinstance(answer, Answer)
         return answer
 
-    async def stream(self, op: str, args: dict[str, Any]) -> Items:
+    async def stream(self, op: str, args: Any) -> Items:
         items = await self.other.requests[op]("n1", None, args)
         assert not isinstance(items, Answer)
         async for item in items:
@@ -658,7 +800,7 @@ def linked(made: SnapshotKeeper, other: SnapshotKeeper, *, pieces: int = 99) -> 
     return offsets
 
 
-def two_keepers(tmp_path: Path) -> tuple[SnapshotKeeper, list[dict[str, Any]], SnapshotKeeper, dict[str, Any]]:
+def two_keepers(tmp_path: Path) -> tuple[SnapshotKeeper, list[Any], SnapshotKeeper, Any]:
     """A keeper with its notices, and another one with a snapshot of two pieces and a half: its head."""
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
@@ -678,6 +820,73 @@ def test_a_link_that_is_cut_in_the_middle_of_a_copy_is_no_warning_and_the_rest_f
         assert made.heads() in ([], [head])
     assert offsets == [0, SENT_BYTES, 2 * SENT_BYTES]
     assert made.heads() == [head]
+    assert not said
+
+
+def test_what_a_group_waits_for_is_not_fetched_a_second_time_because_it_is_offered_meanwhile(tmp_path: Path) -> None:
+    made, said, other, head = two_keepers(tmp_path)
+    linked(made, other)
+    reached, answers = made._background.connected, list[Answer]()
+
+    @contextlib.asynccontextmanager
+    async def connected(node: str) -> AsyncIterator[Any]:
+        async with reached(node) as link:
+            answers.append(await made._on_offer("n2", None, {"id": head["id"]}))
+            yield link
+
+    made._background.connected = connected  # type: ignore[method-assign]
+
+    async def restore() -> Any:
+        made._tasks = Tasks()
+        chosen: Any = {**head, "holders": ["n2"]}
+        report = await made.restore([chosen])
+        await made._tasks.close()
+        return report
+
+    report = asyncio.run(restore())
+    assert report["placed"] == {head["id"]: "n2"}
+    assert "problem" not in report
+    assert [answer.data for answer in answers] == [{"refused": ""}]
+    assert not said
+
+
+def test_a_copy_of_what_is_saved_again_with_the_same_content_is_as_new_as_that(tmp_path: Path) -> None:
+    """After `restart --from`, a script that saves the same again must not lose it with its node."""
+    made, said, other, head = two_keepers(tmp_path)
+    offsets = linked(made, other)
+    asyncio.run(made._take("n2", head["id"]))
+    place = tmp_path / "b/work/snapshot.pt"
+    later_ns = head["time_ns"] + 10**9
+    os.utime(place, ns=(later_ns, later_ns))
+    (again,) = asyncio.run(other.hold())
+    assert (again["id"], again["time_ns"]) == (head["id"], later_ns)
+
+    async def offer() -> Any:
+        made._tasks = Tasks()
+        answer = await made._on_offer("n2", None, {"id": again["id"], "time_ns": later_ns})
+        await asyncio.gather(*made._arriving.values())
+        after = await made._on_offer("n2", None, {"id": again["id"], "time_ns": later_ns})
+        await made._tasks.close()
+        return answer.data, after.data
+
+    assert asyncio.run(offer()) == ({"arrives": True}, {"has": True})
+    assert made.heads() == [again]
+    assert (offsets, said) == ([0], []), "its content is there already"
+
+
+def test_of_two_snapshots_that_share_a_content_it_arrives_once(tmp_path: Path) -> None:
+    made, said, other, _ = two_keepers(tmp_path)
+    content = (tmp_path / "b/work/snapshot.pt").read_bytes()
+    lay(tmp_path / "b/work", {"last.pt": content, "best.pt": content})
+    heads = asyncio.run(other.hold())
+    offsets = linked(made, other)
+
+    async def take() -> None:
+        await asyncio.gather(*(made._take("n2", head["id"]) for head in heads))
+
+    asyncio.run(take())
+    assert offsets == [0]
+    assert sorted(head["path"] for head in made.heads()) == ["best.pt", "last.pt", "snapshot.pt"]
     assert not said
 
 
@@ -763,7 +972,7 @@ def test_a_full_disk_at_the_copys_node_is_named_once_and_costs_no_older_copy(
     assert made.heads() == [older.head()]
     assert not list((tmp_path / "a/home").rglob("*.part"))
     # The node that has it asks another one.
-    answer = asyncio.run(made._hear_offer("n2", None, {"id": head["id"]}))
+    answer = asyncio.run(made._on_offer("n2", None, {"id": head["id"]}))
     assert "No space left" in answer.data["refused"]
 
 

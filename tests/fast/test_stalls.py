@@ -13,38 +13,38 @@ from remote_agent.diagnose.evidence import JobContext
 from remote_agent.diagnose.hang.loops import find_loops
 from remote_agent.diagnose.hang.stalls import Stall, find_stall, is_suspect, stall_incident
 from remote_agent.engine.inspect.pulse import read_flight
-from remote_agent.wire.documents import INCIDENT
+from remote_agent.wire.documents import read_incident
 from tests.fast.test_flight import call, done
 from tests.fast.world import World, spec
 
-IDLE: dict[str, Any] = {
+IDLE: Any = {
     "t": 0.0, "state": "S", "cpu_s": 0.0, "io": 0, "net": 0, "deaf": False, "stack": "a", "where": "train.py:9 in load",
     "calls": "", "script": [], "parked": False, "inside": None, "groups": {}, "ended": None, "children": [],
     "ras": [], "unanswered": [], "reached": [], "addresses": [], "sleeps": 0, "step": None,
 }  # fmt: skip
-ENDED: dict[str, Any] = {
+ENDED: Any = {
     "part": "a thread", "type": "KeyError", "headline": "KeyError: 'x'", "place": "train.py:7 feed",
     "traceback": "Traceback …", "line": 12, "age_s": 60.0,
 }  # fmt: skip
 
 
-def group(last: int, waits: bool = True, op: str = "all_reduce", age_s: float = 40.0) -> dict[str, Any]:
+def group(last: int, waits: bool = True, op: str = "all_reduce", age_s: float = 40.0) -> Any:
     """A flight record's word on one group: `last` is the newest collective, which is not done if it waits."""
-    found: dict[str, Any] = {"ranks": None, "last": last}
+    found: Any = {"ranks": None, "last": last}
     if waits:
         found.update(seq=last, op=op, sizes="[[4]]", age_s=age_s, timeout_s=600.0, backend="gloo")
     return found
 
 
-def waiting(seq: int = 5, name: str = "0", **more: Any) -> dict[str, Any]:
+def waiting(seq: int = 5, name: str = "0", **more: Any) -> Any:
     return {**IDLE, "groups": {name: group(seq, **more)}}
 
 
-def came(seq: int, **more: Any) -> dict[str, Any]:
+def came(seq: int, **more: Any) -> Any:
     return {**IDLE, "groups": {"0": group(seq, waits=False)}, **more}
 
 
-def stall(*pulses: dict[str, Any], left: frozenset[int] = frozenset(), **later: dict[str, Any]) -> Stall | None:
+def stall(*pulses: Any, left: frozenset[int] = frozenset(), **later: Any) -> Stall | None:
     """Judge ranks 0, 1, … of these pulses, ten seconds apart; `later`: what changes by then, by `rN`."""
     before = {rank: pulse for rank, pulse in enumerate(pulses) if rank not in left}
     now = {rank: {**pulse, "t": 10.0, **later.get(f"r{rank}", {})} for rank, pulse in before.items()}
@@ -62,8 +62,8 @@ def test_an_incident_has_who_waits_where_and_the_lines_at_which_the_missing_are(
     code = {"first": 8, "text": "def load():\n    ready.wait()"}
     found = stall(waiting(5), came(4), waiting(5, "7"), waiting(5), r1={"source": code}, r0={"source": {}})
     assert found is not None
-    reported = stall_incident(found, JobContext(world_size=4)).to_json()
-    assert INCIDENT(reported)["missing"] == reported["missing"]
+    reported: Any = stall_incident(found, JobContext(world_size=4)).to_json()
+    assert read_incident(reported)["missing"] == reported["missing"]
     assert reported["missing"]["calls"] == [
         {"collective": "all_reduce", "seq": 5, "group": "0", "ranks": [0, 3]},
         {"collective": "all_reduce", "seq": 5, "group": "7", "ranks": [2]},
@@ -82,7 +82,7 @@ def test_reports_of_nccl_ras_are_in_the_evidence_once() -> None:
 STORE, PORT = "10.0.0.1:4000", "10.0.0.1:5000"
 
 
-def dialling(*ends: str, number: int, reached: tuple[str, ...] = ()) -> dict[str, Any]:
+def dialling(*ends: str, number: int, reached: tuple[str, ...] = ()) -> Any:
     """A rank of node `number` that waits in init_process_group and dials these in vain."""
     own = ["127.0.0.1", f"10.0.0.{number}", "172.17.0.1"]
     init = {**IDLE, "inside": "init_process_group", "unanswered": list(ends), "reached": list(reached)}
@@ -118,7 +118,7 @@ def dialling(*ends: str, number: int, reached: tuple[str, ...] = ()) -> dict[str
     ],
 )  # fmt: skip
 def test_a_port_that_does_not_answer_names_the_node_that_drops_it(
-    pulses: list[dict[str, Any]], ranks: tuple[int, ...], node: str | None, says: str
+    pulses: list[Any], ranks: tuple[int, ...], node: str | None, says: str
 ) -> None:
     found = stall(*pulses)
     assert found is not None
@@ -126,7 +126,8 @@ def test_a_port_that_does_not_answer_names_the_node_that_drops_it(
     incident = stall_incident(found, context)
     assert (incident.category, incident.culprit_ranks, incident.culprit_node) == ("rendezvous_timeout", ranks, node)
     assert says in incident.summary
-    assert (incident.missing or {})["missing"] == list(ranks)
+    assert incident.missing is not None
+    assert incident.missing["missing"] == list(ranks)
     assert "SYN" in incident.evidence[0].text
 
 
@@ -160,7 +161,7 @@ def test_a_connection_that_is_answered_later_or_leaves_the_job_is_no_stall() -> 
     ],
     ids=["computes", "writes", "sends", "asks", "steps", "moves", "in the kernel", "deaf once", "no stack"],
 )
-def test_a_busy_rank_is_no_stall(does: dict[str, Any]) -> None:
+def test_a_busy_rank_is_no_stall(does: Any) -> None:
     assert stall(waiting(5), came(4), waiting(5), r1=does) is None
 
 
@@ -174,7 +175,7 @@ def test_a_loop_with_the_same_stack_in_each_pulse_makes_progress() -> None:
     assert dict(found.missing) == {1: "idle"}
 
 
-INSIDE: dict[str, Any] = {**IDLE, "stack": "all_reduce", "inside": "all_reduce"}
+INSIDE: Any = {**IDLE, "stack": "all_reduce", "inside": "all_reduce"}
 
 
 @pytest.mark.parametrize(
@@ -182,9 +183,9 @@ INSIDE: dict[str, Any] = {**IDLE, "stack": "all_reduce", "inside": "all_reduce"}
     [("r0", {"sleeps": 6}), ("r2", {"step": [7, None]}), ("r0", {"stack": "b"})],
     ids=["wakes", "any makes steps", "moves"],
 )
-def test_without_a_flight_record_progress_is_no_hang(rank: str, does: dict[str, Any]) -> None:
+def test_without_a_flight_record_progress_is_no_hang(rank: str, does: Any) -> None:
     slow = {**IDLE, "where": "train.py:8 in <module>"}
-    later: dict[str, Any] = {rank: does}
+    later: Any = {rank: does}
     assert stall(INSIDE, slow) is not None
     assert stall(INSIDE, slow, {**IDLE, "stack": ""}, r0={"sleeps": 5}) is not None
     assert stall(INSIDE, slow, {**IDLE, "stack": ""}, **later) is None
@@ -203,7 +204,7 @@ def test_new_groups_are_progress() -> None:
 def test_an_idle_rank_may_wait_for_a_busy_missing_one() -> None:
     assert stall(waiting(5), came(4), came(4), r2={"cpu_s": 9.0}) is None
     assert stall(waiting(5), came(4), came(4), r2={"stack": "b"}) is None
-    ways: list[dict[str, Any]] = [{"state": "T"}, {"deaf": True, "stack": ""}]
+    ways: list[Any] = [{"state": "T"}, {"deaf": True, "stack": ""}]
     for sure in ways:
         found = stall(waiting(5), came(4, **sure), came(4), r2={"cpu_s": 9.0})
         assert found is not None
@@ -224,8 +225,8 @@ def test_an_idle_rank_may_wait_for_a_busy_missing_one() -> None:
     ],
     ids=["all", "the last one", "two groups"],
 )
-def test_a_slow_transfer_is_no_stall(ranks: tuple[dict[str, Any], ...]) -> None:
-    later: dict[str, Any] = {f"r{len(ranks) - 1}": {"net": 1_000_000}}
+def test_a_slow_transfer_is_no_stall(ranks: tuple[Any, ...]) -> None:
+    later: Any = {f"r{len(ranks) - 1}": {"net": 1_000_000}}
     assert stall(*ranks) is not None
     assert stall(*ranks, **later) is None
     # Where nobody has looked closely yet, it may be so.
@@ -250,7 +251,8 @@ def test_a_rank_whose_thread_failed_is_the_cause() -> None:
     assert found is not None
     incident = stall_incident(found, JobContext(ranks_per_node={"n1": [0, 1], "n2": [2, 3]}))
     assert (incident.category, incident.culprit_ranks, incident.culprit_node) == ("user_exception", (1,), "n1")
-    assert (incident.missing or {})["missing"] == [1, 2]
+    assert incident.missing is not None
+    assert incident.missing["missing"] == [1, 2]
     assert "a thread failed with KeyError: 'x' in train.py:7 feed; the main thread waiting at" in incident.summary
     assert incident.traceback == "Traceback …"
     lines = [(line.file, line.line, line.text) for line in incident.evidence]
@@ -332,7 +334,7 @@ def test_different_collectives_under_the_same_number() -> None:
     assert (even.kind, dict(even.missing)) == ("mismatch", {})
 
 
-def recorded(*entries: dict[str, Any], where: str = "train.py:9 in step") -> dict[str, Any]:
+def recorded(*entries: Any, where: str = "train.py:9 in step") -> Any:
     """A pulse with what a rank's flight record has, after the JSON of the wire."""
     text = json.dumps({"entries": [{**entry, "frames": None} for entry in entries]}).encode()
     return {**IDLE, "where": where, "groups": json.loads(json.dumps(read_flight(text, call(1)["time_created_ns"])))}
@@ -370,7 +372,7 @@ class Watched(World):
         self.pulses = {"n1": waiting(5, age_s=0.0), "n2": came(4)}
         self.asked = 0
 
-    def answer(self, name: str) -> dict[int, dict[str, Any]]:
+    def answer(self, name: str) -> dict[int, Any]:
         """What the ranks of a node are doing now."""
         return {0 if name == "n1" else 1: {**self.pulses[name], "t": self.now}}
 
@@ -386,7 +388,7 @@ class Watched(World):
                     self.feed(inputs.Pulses(name, int(order.args["generation"]), self.answer(name)))
             self.settle()
 
-    def reported(self, kind: str) -> list[dict[str, Any]]:
+    def reported(self, kind: str) -> list[Any]:
         return [dict(event.detail) for event in self.events if event.type == kind]
 
 
@@ -450,8 +452,8 @@ def test_a_rank_that_computes_in_one_function_while_others_wait_is_no_hang_and_i
     [{"state": "S"}, {"io": 10_000_000}, {"step": [7, None]}, {"script": []}, {"script": [["other.py", 1, "main"]]}],
     ids=["sleeps", "writes", "steps", "in a library", "elsewhere"],
 )
-def test_who_does_something_else_meanwhile_is_in_no_loop(does: dict[str, Any]) -> None:
-    busy: dict[str, Any] = {"state": "R", "script": [["train.py", 60, "<module>"]]}
+def test_who_does_something_else_meanwhile_is_in_no_loop(does: Any) -> None:
+    busy: Any = {"state": "R", "script": [["train.py", 60, "<module>"]]}
     rounds = [{0: waiting(5, age_s=99.0), 1: came(4, **busy)}]
     for number in (1, 2):
         spent = {"t": 10.0 * number, "cpu_s": 9.0 * number}

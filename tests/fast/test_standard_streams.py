@@ -122,7 +122,7 @@ def test_a_table_has_no_colours_but_ours(monkeypatch: pytest.MonkeyPatch) -> Non
         write_table([["NODE", "STATE"], ["n1\x1b[31m" + HOSTILE, "failed"]], rich=True)
     check_harmless(screen.text, colours=True)
     assert "\\x1b[31m" in "".join(screen.text.split())
-    assert "\x1b[31mfailed" in screen.text
+    assert "\x1b[1;31mfailed" in screen.text
 
 
 def test_a_usage_error_quotes_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:

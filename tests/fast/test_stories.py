@@ -55,7 +55,7 @@ class Story:
 
     def launch(self, nodes: str, *keys: str) -> None:
         """A job whose nodes have yet to join."""
-        changes: dict[str, Any] = {key: json.loads(value) for key, value in (one.split("=") for one in keys)}
+        changes: Any = {key: json.loads(value) for key, value in (one.split("=") for one in keys)}
         self.world = World(spec(int(nodes), **changes), start=False)
         self.events = self.replies = self.handovers = 0
 

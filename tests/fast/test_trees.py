@@ -49,7 +49,7 @@ def test_a_tree_that_a_node_has_not_is_refused_with_its_name() -> None:
     assert "n2: work tree bbbbbbbb is not there, so nothing is restarted" in refused.message
     # Both are needed by min_nodes: going on without one would be no group at all.
     assert "1 nodes have work tree bbbbbbbb, and 2 are needed" in change(made, NEW, "n2").message
-    assert "runs from work tree aaaaaaaa already" in change(made, OLD).message
+    assert "already runs from work tree aaaaaaaa" in change(made, OLD).message
     assert (made.state.phase, made.state.trees) == (s.RUNNING, ())
     assert not any(made.sent(name, "stop") for name in made.machines)
     assert "not run from a work tree" in change(World(spec(1)), NEW).message
@@ -67,7 +67,9 @@ def test_all_ranks_start_from_one_tree_that_the_journal_names_first_and_go_back_
         going += [order.args["tree"] for order in list(made.orders[name])[:1] if kind == "order" and order.op == "go"]
         made.deliver(kind, name)
     assert (going, made.last("generation_started").detail["tree"]) == ([NEW, NEW], NEW)
-    assert document(made.state, {}, "n1")["tree"]["previous"] == {"digest": OLD, "since_ns": 5}
+    tree = document(made.state, {}, "n1")["tree"]
+    assert tree is not None
+    assert tree["previous"] == {"digest": OLD, "since_ns": 5}
     # The next coordinator starts from it too, and knows the way back.
     made.state = replay.take_over(made.state.spec, "n2", 2, made.records(), made.now)
     assert [tree.digest for tree in made.state.trees] == [OLD, NEW]
@@ -167,11 +169,12 @@ def test_a_tree_that_has_made_a_step_is_not_gone_back_from() -> None:
         ({"digest": OLD, "rollback": True, "without": ["n3"]}, "back to aaaaaaaa; without n3; by an operator"),
     ],
 )
-def test_a_change_is_shown_with_the_run(detail: dict[str, Any], text: str) -> None:
-    event = {"type": "tree_changed", "generation": 0, "time": "2026-11-21T14:02:00.000Z", "detail": detail}
+def test_a_change_is_shown_with_the_run(detail: Any, text: str) -> None:
+    event: Any = {"type": "tree_changed", "generation": 0, "time": "2026-11-21T14:02:00.000Z", "detail": detail}
     assert event_text(event) == text
     runs = Runs()
-    started = {"type": "generation_started", "generation": 1, "time": "2026-11-21T14:02:01.000Z"}
+    started: Any = {"type": "generation_started", "generation": 1, "time": "2026-11-21T14:02:01.000Z"}
     facts = {"tree": detail["digest"], "world_size": 2, "restarts": 0, "members": []}
-    runs.follow([event, {**started, "detail": facts}])
+    started["detail"] = facts
+    runs.follow([event, started])
     assert runs.runs[0].tree.startswith(f"{text} at ")

@@ -171,6 +171,34 @@ def test_a_journal_whose_end_was_lost_with_its_coordinator_is_followed_as_it_wen
     assert rows.rows == lives.journal
 
 
+@pytest.mark.parametrize("state", ["stopped", "running"])
+def test_an_end_counts_once_the_best_source_has_it_too(state: str) -> None:
+    """Hosts that the coordinator no longer reached may continue; else nobody waits for more, as the agents wait."""
+    over = JournalLink("n1", [], ["job_started", "job_stopped"])
+    best = JournalLink("n2", [], ["job_started", "coordinator_changed"])
+    best.journal[0] = over.journal[0]
+    best.rank_as_source = lambda: (2, 0)  # type: ignore[method-assign]
+    hub: Any = Session(Inventory(Path("hosts.toml"), (), JobDefaults(workdir=Path())))
+    hub.opened_links = lambda: [best, over] if hub.events else [over]
+
+    async def call(op: str, *, timeout_s: float = 0.0) -> Answer:
+        return Answer({"state": state})
+
+    best.call = call  # type: ignore[method-assign]
+
+    async def check() -> None:
+        following = asyncio.ensure_future(updates.Updates(hub).run())
+        waiting = asyncio.ensure_future(best.all_sent.wait())
+        await asyncio.wait((following, waiting), timeout=60, return_when=asyncio.FIRST_COMPLETED)
+        for task in (following, waiting):
+            task.cancel()
+        await asyncio.gather(following, waiting, return_exceptions=True)
+
+    asyncio.run(check())
+    assert hub.ended == (state == "stopped")
+    assert hub.events == (over.journal if state == "stopped" else best.journal)
+
+
 class FilesLink(SilentLink):
     """A link to the files of a dead agent: one status, which takes a moment, and a journal that ends at once."""
 

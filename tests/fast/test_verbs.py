@@ -23,8 +23,8 @@ class OneAgent:
 
     def __init__(self, refusals: list[str]) -> None:
         self.refusals = list(refusals)
-        self.status: dict[str, Any] = {"generation": 4}
-        self.events: list[dict[str, Any]] = []
+        self.status: Any = {"generation": 4}
+        self.events: list[Any] = []
         self.notices: list[str] = []
         self.view = SimpleNamespace(name="n1", identity={"role": "member", "coordinator_reachable": True}, live=True)
         self.links = {"n1": self}
@@ -32,7 +32,7 @@ class OneAgent:
     def opened_links(self, live: bool | None = None) -> list[OneAgent]:
         return [self]
 
-    async def call(self, op: str, args: dict[str, Any], *, timeout_s: float) -> Answer:
+    async def call(self, op: str, args: Any, *, timeout_s: float) -> Answer:
         if self.refusals:
             kind = self.refusals.pop(0)
             raise CallFailed(kind, f"it is {kind}", "")
@@ -41,7 +41,7 @@ class OneAgent:
     async def settle(self, nodes: list[str]) -> None:
         """All have answered."""
 
-    async def heard(self) -> None:
+    async def until_current(self) -> None:
         """There is nothing more to hear."""
 
     def unreachable(self, last: str) -> Unreachable:
@@ -55,7 +55,7 @@ class OneAgent:
         self.notices.append(text)
 
 
-def cordon(hub: Any) -> dict[str, Any]:
+def cordon(hub: Any) -> Any:
     return asyncio.run(requests.request(hub, "cordon", {"node": "n1"}))
 
 
@@ -88,7 +88,7 @@ class Files(OneAgent):
     async def wait_until(self, *_: object) -> None:
         """It is connected at once."""
 
-    async def try_call(self, op: str, *_: object, **__: object) -> dict[str, Any]:
+    async def try_call(self, op: str, *_: object, **__: object) -> Any:
         return {"state": "degraded"}
 
     def own(self, work: Any, name: str) -> asyncio.Task[None]:
@@ -130,7 +130,7 @@ def test_a_node_that_is_being_removed_is_added_once_it_is_out(monkeypatch: pytes
     """Its agent ends with the removal: it is started again before the coordinator is asked again."""
     started = []
 
-    async def start(_hub: object, name: str, *, full: bool) -> dict[str, Any]:
+    async def start(_hub: object, name: str, *, full: bool) -> Any:
         started.append(name)
         return {"name": name}
 

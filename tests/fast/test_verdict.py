@@ -30,7 +30,7 @@ def rank(
     number: int, at_s: float, tail: str = "", code: int | None = 1, signal: str | None = None, **more: Any
 ) -> RankEvidence:
     node = more.pop("node", None) or next(name for name, ranks in NODES.items() if number in ranks)
-    exit_ = {
+    exit_: Any = {
         "rank": number, "local_rank": number % 2, "pid": 4000 + number, "code": code, "signal": signal,
         "t_ns": START + int(at_s * SECOND), "stopped_by_us": False, "error": None, "tail": tail,
         "stderr_lines": 100 + len(tail.splitlines()), "core": False, **more,
@@ -54,7 +54,7 @@ OOM = trace("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 
 
 def test_the_contract_s_example() -> None:
     incident = judge(rank(3, 1.123, OOM), rank(0, 1.4, RESET), rank(1, 1.5, RESET), stopped(2, 2))
-    answer = incident.to_json()
+    answer: Any = incident.to_json()
     assert answer.pop("evidence")[0] == {
         "node": "n2", "rank": 3, "file": "/j/generation_0/rank_3/stderr.log", "line": 104,
         "text": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
@@ -116,7 +116,11 @@ def test_a_victim_that_was_seen_first_is_not_blamed() -> None:
 
 def test_the_time_of_the_exception_counts_and_the_clock_is_corrected() -> None:
     """Rank 1 raised first, though its process ended last; its node's clock is 5 s ahead."""
-    error = {"message": "ValueError: bad", "callstack": trace("ValueError: bad"), "timestamp_ns": START + 6 * SECOND}
+    error: Any = {
+        "message": "ValueError: bad",
+        "callstack": trace("ValueError: bad"),
+        "timestamp_ns": START + 6 * SECOND,
+    }
     late = RankEvidence.from_exit(
         {"rank": 2, "code": 1, "signal": None, "t_ns": START + 4 * SECOND, "error": error, "tail": ""},
         "n2",
@@ -141,9 +145,9 @@ def test_an_order_within_the_clock_s_error_is_not_called_established(apart_s: fl
 
 def test_nccls_warnings_count_where_it_writes_to_a_file_of_its_own() -> None:
     said = "h1:10:20 [0] misc/ibvwrap.cc:250 NCCL WARN Call to ibv_modify_qp failed with error No such device"
-    exit_ = {"rank": 1, "code": 1, "signal": None, "t_ns": START, "tail": "RuntimeError: NCCL error", "nccl": said}
+    exit_: Any = {"rank": 1, "code": 1, "signal": None, "t_ns": START, "tail": "RuntimeError: NCCL error", "nccl": said}
     files = {name: f"/j/generation_0/rank_1/{name}.log" for name in ("stderr", "nccl")}
-    incident = judge(RankEvidence.from_exit({**exit_, "stderr_lines": 7}, "n1", files))
+    incident = judge(RankEvidence.from_exit(exit_ | {"stderr_lines": 7}, "n1", files))
     assert incident.category == "nccl_network"
     proof = incident.evidence[0]
     assert (proof.file, proof.text) == (files["nccl"], said)
@@ -328,7 +332,7 @@ def test_a_failed_thread_explains_a_missing_rank() -> None:
         "rank 1 (n1): a thread failed with KeyError: 'x' in train.py:7 feed; never reached"
     )
     assert (incident.traceback or "").endswith("KeyError: 'x'")
-    still: dict[str, Any] = {"collective": None, "seq": None, "waiting": [], "missing": [1], "stacks": {}}
+    still: Any = {"collective": None, "seq": None, "waiting": [], "missing": [1], "stacks": {}}
     quiet = verdict([stopped(1, 2)], JobContext(hang=still, ranks_per_node={"n1": [0, 1]}))
     assert quiet.summary == "rank 1 (n1): the group made no progress"
 

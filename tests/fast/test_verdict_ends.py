@@ -40,6 +40,24 @@ def test_an_exit_without_output_does_not_quote_unrelated_warnings_of_torch() -> 
     assert "last line of stderr: config broken" in incident.summary
 
 
+def test_a_record_that_logging_could_not_format_is_not_the_reason() -> None:
+    text = (
+        "--- Logging error ---\nTraceback (most recent call last):\n"
+        '  File "/usr/lib/python3.11/logging/__init__.py", line 1110, in emit\n    msg = self.format(record)\n'
+        "TypeError: %d format: a real number is required, not str\nCall stack:\n"
+        "  File \"/w/train.py\", line 4, in <module>\nMessage: 'kept %d shards'\nArguments: ('many',)\n"
+    )
+    incident = judge(rank(2, 1, f"{text}no usable shard under /data/mix3\n", code=5))
+    assert (incident.category, incident.exit_code) == ("other", 5)
+    assert incident.summary.endswith("exited with code 5, last line of stderr: no usable shard under /data/mix3")
+
+
+def test_the_place_stays_in_a_summary_of_a_long_message() -> None:
+    incident = judge(rank(2, 1, trace(f"ValueError: {'a shard is not as the others ' * 20}", 88, "forward")))
+    assert incident.summary.endswith("… in train.py:88 forward")
+    assert len(incident.summary) <= 240
+
+
 def test_the_last_line_of_stderr_is_shown_and_not_of_stdout(tmp_path: Path) -> None:
     job = tmp_path / "jobs" / "train-a1"
     write(

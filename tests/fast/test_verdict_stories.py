@@ -56,7 +56,7 @@ def evidence_of(head: str, text: str) -> RankEvidence:
     begin = next((place for place, line in enumerate(lines) if "Traceback (most recent call last)" in line), 0)
     callstack = "\n".join(lines[begin:])
     error = {"message": callstack.rpartition("\n")[2], "callstack": callstack, "timestamp_ns": at_ns - SECOND // 100}
-    exit_ = {
+    exit_: Any = {
         "rank": number, "local_rank": number % 2, "pid": 4000 + number, "signal": match["signal"], "core": False,
         "code": None if match["code"] is None else int(match["code"]), "t_ns": at_ns, "tail": text,
         "stderr_lines": len(lines), "error": error if match["raised"] else None,
@@ -65,14 +65,14 @@ def evidence_of(head: str, text: str) -> RankEvidence:
     return RankEvidence.from_exit(exit_, "n1" if number < 2 else "n2", {"stderr": f"rank_{number}/stderr.log"})
 
 
-def judge(story: Story) -> dict[str, Any]:
+def judge(story: Story) -> Any:
     """Return the incident; ranks that the story does not mention were stopped by supervisor at the end."""
     looks = {
         name: json.loads(rest) for head, _ in story.blocks for name, _, rest in [head.partition(" ")] if rest[:1] == "{"
     }
     ranks = [evidence_of(head, text) for head, text in story.blocks if head.startswith("rank ")]
     known = {each.rank for each in ranks}
-    last_s = max(((each.exit or {})["t_ns"] - START) / SECOND for each in ranks)
+    last_s = max((((each.exit or {})["t_ns"] or 0) - START) / SECOND for each in ranks)
     others = (rank for rank in range(4) if rank not in known)
     ranks += [evidence_of(f"rank {rank}: stopped SIGTERM at {last_s + 1}", "") for rank in others]
     return verdict(ranks, JobContext(world_size=4, ranks_per_node=NODES, **looks)).to_json()

@@ -20,7 +20,7 @@ def spec(nodes: int = 3, *, spares: int = 0, nproc: int = 2, **changes: Any) -> 
     found = tuple(
         NodeSpec(f"n{number}", f"10.0.0.{number}", str(nproc), spare=number > regular) for number in range(1, nodes + 1)
     )
-    defaults: dict[str, Any] = {"min_nodes": regular, "max_nodes": regular, "max_restarts": 3}
+    defaults: Any = {"min_nodes": regular, "max_nodes": regular, "max_restarts": 3}
     return JobSpec(job="test-job", script="train.py", nodes=found, **{**defaults, **changes})
 
 
@@ -40,10 +40,12 @@ class Machine:
     """Why no workers can be started on it."""
     notice: dict[str, str] | None = None
     """What it says about its network when it starts workers."""
-    snapshots: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    snapshots: list[Any] = dataclasses.field(default_factory=list)
     """What it keeps."""
     in_place: tuple[str, ...] = ()
     """The ids of what its ranks would resume from."""
+    skipped: Any = ()
+    """Between which times it was told that snapshots do not count."""
     cannot_place: str = ""
     """Why it cannot put a snapshot in place."""
 
@@ -124,7 +126,7 @@ class World:
                 ended = self.exit(machine, rank, code=0)
                 self.reports[machine.name].append(inputs.Exited(machine.name, machine.running or 0, ended))
 
-    def exit(self, machine: Machine, rank: int, **how: Any) -> dict[str, Any]:
+    def exit(self, machine: Machine, rank: int, **how: Any) -> Any:
         base = {
             "rank": rank,
             "local_rank": rank - machine.ranks[0],
@@ -191,7 +193,7 @@ class World:
             say.append(inputs.Started(name, args["generation"], started, machine.notice))
             say.extend(inputs.Main(name, args["generation"], rank) for rank in machine.ranks)
         elif order.op == "stop" and not machine.stuck:
-            exits: tuple[dict[str, Any], ...] = ()
+            exits: tuple[Any, ...] = ()
             if machine.running is not None and machine.running <= args["generation"]:
                 exits = tuple(self.exit(machine, rank, signal="SIGTERM", stopped_by_us=True) for rank in machine.ranks)
                 machine.running = None
@@ -202,11 +204,11 @@ class World:
     def _restore(self, machine: Machine, order: s.Send) -> None:
         """Put snapshots in place, from the holders that the order names."""
         chosen = order.args["snapshots"]
-        report: dict[str, Any] = {"ids": [one["id"] for one in chosen], "seconds": 0.5, "bytes": 0, "placed": {}}
+        report: Any = {"ids": [one["id"] for one in chosen], "seconds": 0.5, "bytes": 0, "placed": {}}
         if machine.cannot_place:
             report["problem"] = machine.cannot_place
         else:
-            machine.in_place = tuple(report["ids"])
+            machine.in_place, machine.skipped = tuple(report["ids"]), order.args["skipped"]
             missing = [one for one in chosen if one["id"] not in {kept["id"] for kept in machine.snapshots}]
             report["placed"] = {one["id"]: one["holders"][0] for one in missing}
         self.reports[machine.name].append(inputs.Placed(machine.name, order.args["generation"], report))
@@ -220,7 +222,7 @@ class World:
     def types(self) -> list[str]:
         return [event.type for event in self.events]
 
-    def records(self) -> list[dict[str, Any]]:
+    def records(self) -> list[Any]:
         """Return the events as journal records."""
         at = {"time": "2026-01-01T00:00:00.000Z", "term": 1}
         return [{"seq": seq, **at, **dataclasses.asdict(event)} for seq, event in enumerate(self.events, 1)]

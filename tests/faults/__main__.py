@@ -78,11 +78,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("names", nargs="*", metavar="FAULT", help="(default: all)")
     parser.add_argument("--seeds", default=SEEDS, metavar="A-B", help=f"one seed, or the first and the last ({SEEDS})")
     parser.add_argument("-j", type=int, default=2 * len(os.sched_getaffinity(0)), metavar="N", help="jobs at once")
-    parser.add_argument("--alone", action="store_true", help="each case on hosts of its own")
+    parser.add_argument("--alone", action="store_true", help="run each case on its own hosts")
     parser.add_argument("--json", type=Path, metavar="PATH", help="append the figures of each case as a JSON line")
-    parser.add_argument("-v", action="store_true", help="print each case, also those that went well")
+    parser.add_argument("-v", action="store_true", help="print every case, including those that passed")
     parser.add_argument("--list", action="store_true", help="print the faults")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="copy what a case that did not go well left into it")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="copy the files of failed cases into it")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     return parser
 

@@ -13,7 +13,7 @@ import json
 import re
 import sys
 from bisect import bisect_left
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from remote_agent.history.pyramid import History
 from remote_agent.text.patterns import make_filter
 from remote_agent.wire import Answer
 from supervisor.errors import LaunchFailed, RequestFailed, SupervisorError, Unreachable
-from supervisor.history import Series, merge, query
+from supervisor.history import Series, SeriesQuery, of_histories
 from supervisor.link.view import HostView, Notice
 from supervisor.logs.merge import Ends, Page
 from supervisor.logs.rows import Clocks, LogLine
@@ -51,19 +51,19 @@ class RecordedSession:
     def __init__(self, job: str = "train-k3f9") -> None:
         self.job = job
         self.hosts: dict[str, HostView] = {}
-        self.status: dict[str, Any] = {}
+        self.status: Any = {}
         self.status_age_s = 0.2
-        self.events: list[dict[str, Any]] = []
-        self.incidents: list[dict[str, Any]] = []
+        self.events: list[Any] = []
+        self.incidents: list[Any] = []
         self.notices: list[Notice] = []
         self.launching = False
         self.failure: SupervisorError | None = None
         self.ended = False
         self.version = 1
         self.files: dict[File, list[Line]] = {}
-        self.requests: list[tuple[str, dict[str, Any]]] = []
+        self.requests: list[tuple[str, Any]] = []
         self.refusal: RequestFailed | None = None
-        self.answer: dict[str, Any] | None = None
+        self.answer: Any | None = None
         self.forwarded: list[Forward] = []
         self.listening = {6006}
         """The ports of the nodes on which a program listens."""
@@ -77,7 +77,7 @@ class RecordedSession:
         self.past: dict[str, History] = {}
         """By node."""
         change = {"digest": "b" * 64, "files": 3, "bytes": 12_000, "paths": ["train.py", "model.py", "lib/data.py"]}
-        self.changes: dict[str, Any] = {"change": change, "tree": {"digest": "a" * 64, "previous": None}}
+        self.changes: Any = {"change": change, "tree": {"digest": "a" * 64, "previous": None}}
 
     async def __aenter__(self) -> RecordedSession:
         return self
@@ -98,16 +98,19 @@ class RecordedSession:
             last = max((line.t_ns for lines in self.files.values() for line in lines[-1:]), default=0)
             lines.append(Line(t_ns if t_ns is not None else last + 1_000_000, level, text))
 
-    async def request(self, verb: str, **args: Any) -> dict[str, Any]:
+    async def request(self, verb: str, **args: Any) -> Any:
         """Accept, or refuse as told to."""
         self.requests.append((verb, args))
         if self.refusal is not None:
             raise self.refusal
         return self.answer or {"accepted": True, "message": f"{verb} accepted", "generation": 3, "seq": 40}
 
-    async def shell(self, terminal: Any, node: str, rank: int | None) -> None:
+    async def shell(
+        self, terminal: Any, node: str, rank: int | None, line: str = "", variables: Mapping[str, str] | None = None
+    ) -> None:
         """Run a program on the terminal, as if it were the node's."""
-        self.requests.append(("shell", {"node": node, "rank": rank}))
+        more = {"line": line, "variables": dict(variables or {})} if line else {}
+        self.requests.append(("shell", {"node": node, "rank": rank, **more}))
         await terminal.run(["true"])
 
     async def forward(self, node: str, port: int, local: int | None) -> Forward:
@@ -125,17 +128,15 @@ class RecordedSession:
         """Those that are open."""
         return [forward for forward in self.forwarded if forward.is_open]
 
-    async def series(self, kinds: Sequence[str], ids: Sequence[int] | None, seconds: float, points: int) -> Series:
+    async def series(self, wanted: SeriesQuery) -> Series:
         """The history of the recording."""
-        wanted = query(kinds, ids, seconds, points)
-        found = {name: one.spans(kinds, ids, wanted.level, wanted.buckets) for name, one in self.past.items()}
-        return merge(wanted, found)
+        return of_histories(wanted, self.past)
 
-    async def edited(self) -> dict[str, Any]:
+    async def edited(self) -> Any:
         """What a session would say of the work tree."""
         return self.changes
 
-    async def stacks(self, ranks: list[int] | None) -> dict[str, Any]:
+    async def stacks(self, ranks: list[int] | None) -> Any:
         """The stacks of the recording, of these ranks; the rest of them cannot be reached."""
         asked = [str(row["rank"]) for node in self.status["nodes"] for row in node["ranks"]] if ranks is None else ranks
         wanted = [str(rank) for rank in asked]
@@ -158,7 +159,7 @@ class RecordedSession:
         if self.latency_s:
             await asyncio.sleep(self.latency_s)
 
-    async def log(self, node: str, op: str, args: dict[str, Any]) -> Answer:
+    async def log(self, node: str, op: str, args: Any) -> Answer:
         """Answer log_window as an agent does."""
         await self._delay()
         if self.hosts.get(node) is not None and self.hosts[node].state != "up":
@@ -341,13 +342,19 @@ def trained(session: RecordedSession, now_s: float, seconds: int = 600) -> Recor
 
     session.status["started_at"] = moment(seconds)
     half = seconds / 2
-    facts: list[tuple[float, str, int, dict[str, Any]]] = [
-        (seconds - 4, "generation_started", 0, {"world_size": 8}),
+    names = [node["name"] for node in session.status["nodes"]]
+    world = {
+        "world_size": sum(len(node["ranks"]) for node in session.status["nodes"]),
+        "members": [{"node": name} for name in names],
+        "restarts": 0,
+    }
+    facts: list[tuple[float, str, int, Any]] = [
+        (seconds - 4, "generation_started", 0, world),
         (seconds - 4, "generation_running", 0, {"world_size": 8, "spawn": 200.0}),
         (seconds - 10, "first_step", 0, {"imports": 4800.0, "first_step": 900.0}),
         (half + 1, "generation_stopped", 0, {"cause": "failure"}),
         (half, "incident", 0, {"summary": "rank 5 failed", "category": "python"}),
-        (half, "generation_started", 1, {"world_size": 8}),
+        (half, "generation_started", 1, world),
         (half - 4, "generation_running", 1, {"world_size": 8, "detect": 100.0, "stop": 3000.0, "spawn": 200.0}),
         (half - 12, "first_step", 1, {"imports": 6000.0, "first_step": 2000.0}),
     ]

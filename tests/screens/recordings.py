@@ -16,10 +16,10 @@ from tests.screens.recorded import RecordedSession, load
 LETTERS = {"error": "E", "warn": "W", None: "I"}
 HELLO = {"python": "3.11.7", "cpu_count": 8, "executable": "/opt/venv/bin/python", "version": "0.1.0"}
 TORCH = {"torch": "2.7.0+cu128", "cuda": "12.8", "nccl": "2.26.2", "gpus": 2}
-NCCL: dict[str, Any] = {"versions": ["2.26.2+cuda12.8"], "networks": ["Socket"], "nranks": 8, "warnings": []}
+NCCL: Any = {"versions": ["2.26.2+cuda12.8"], "networks": ["Socket"], "nranks": 8, "warnings": []}
 
 
-def statuses_of(session: RecordedSession) -> list[dict[str, Any]]:
+def statuses_of(session: RecordedSession) -> list[Any]:
     """A job that comes up, runs, and ends as the document tells."""
     times = {event["type"]: file_format.read_time(event["time"]) for event in session.events}
     well = {"state": "running", "exit_code": None, "signal": None}
@@ -31,8 +31,8 @@ def statuses_of(session: RecordedSession) -> list[dict[str, Any]]:
     running = {**session.status, **doing, "nodes": nodes}
     moments = [("job_started", {**running, "state": "starting"}), ("generation_running", running)]
     last_ns = max(times.values())
-    reported: list[dict[str, Any]] = []
-    before: dict[str, Any] = {}
+    reported: list[Any] = []
+    before: Any = {}
     for t_ns, status in [*((times[kind], status) for kind, status in moments), (last_ns, session.status)]:
         reported.append({"t_ns": t_ns, "whole": not reported, "changes": changes(before, status)})
         before = status
@@ -55,8 +55,8 @@ def write(
     *,
     session: RecordedSession | None = None,
     logs: dict[file_format.NodeStream, list[file_format.Line]] | None = None,
-    events: list[dict[str, Any]] | None = None,
-    statuses: list[dict[str, Any]] | None = None,
+    events: list[Any] | None = None,
+    statuses: list[Any] | None = None,
     **meta: Any,
 ) -> Path:
     """Write a recording; `session`, `logs`, `events`, `statuses`: not those of the document; `meta`: of itself."""

@@ -21,7 +21,7 @@ from tests.screens.conftest import NOW
 from tests.screens.screens import press, running
 from tests.screens.screens import text_of as screen_text
 
-HANG: dict[str, Any] = {
+HANG: Any = {
     "id": 1, "generation": 0, "time": "2026-11-20T10:45:08.000Z", "category": "hang_no_output", "scope": "one_rank",
     "culprit_ranks": [3], "culprit_node": "n2", "confidence": "established",
     "summary": "rank 3 (n2): stopped by a signal (SIGSTOP, SIGTSTP or a debugger); ranks 0-2 waiting in all_reduce 44",
@@ -37,7 +37,7 @@ HEALED = {
 }  # fmt: skip
 
 
-def job(condition: str, incident: dict[str, Any] | None = None, **more: Any) -> recorded.RecordedSession:
+def job(condition: str, incident: Any | None = None, **more: Any) -> recorded.RecordedSession:
     session = recorded.load("running_2x2")
     session.status.update(condition=condition, incident=incident, **more)
     session.incidents = [incident] if incident else []
@@ -108,7 +108,7 @@ def test_the_terminal_has_the_condition_in_its_title_and_calls_when_it_changes_f
             ]
             # Hung, running again, degraded; an operator's restart calls nobody.
             assert written.count("\a") == 3
-            assert app._notice == "bell"
+            assert app.config.notice == "bell"
         assert written[-1] == "\x1b[23;2t", "the terminal gets its own title back"
         assert title_sequence("x", {"TERM": "linux"}) == ""
 
@@ -187,3 +187,12 @@ def test_the_page_of_a_healed_hang_is_in_the_past_without_advice(later: Any) -> 
             assert "waiting for you" not in text
 
     asyncio.run(scenario())
+
+
+def test_what_a_start_waits_for_leaves_the_way_to_the_verdict_in_view() -> None:
+    failed = {**HANG, "ongoing": False, "category": "killed", "summary": "rank 3 (n2): killed by SIGKILL from outside"}
+    for width in (60, 80, 160):
+        _, second = rows(job("importing", failed), width, waits="imports: 8 s")
+        assert second.startswith(" imports: 8 s ")
+        assert second.endswith("[i] why ")
+        assert len(second) == width

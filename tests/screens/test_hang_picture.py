@@ -18,11 +18,11 @@ SOURCE = {
 }
 
 
-def missing(waiting: list[int], absent: list[int], **more: Any) -> dict[str, Any]:
+def missing(waiting: list[int], absent: list[int], **more: Any) -> Any:
     return {"collective": "all_reduce", "seq": 81, "waiting": waiting, "missing": absent, "stacks": {}, **more}
 
 
-def drawn(document: dict[str, Any], nodes: int, per_node: int, width: int = 118, **options: Any) -> list[str]:
+def drawn(document: Any, nodes: int, per_node: int, width: int = 118, **options: Any) -> list[str]:
     group = take(recorded.many(nodes, per_node)).nodes
     rows = hang_rows(document, group, width, Glyphs(options.pop("ascii_only", False)), over=False)
     assert max(map(row_width, rows)) <= width

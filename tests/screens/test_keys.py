@@ -13,6 +13,7 @@ from supervisor.tui.app import SupervisorApp
 from supervisor.tui.dialogs.actions import offered
 from supervisor.tui.dialogs.base import Dialog
 from supervisor.tui.screens.base import LiveScreen
+from supervisor.tui.widgets.chart_view import ChartView
 from supervisor.tui.widgets.picker import Picker
 from supervisor.tui.widgets.rank_grid import RankGrid
 from supervisor.tui.widgets.virtual_log import VirtualLog
@@ -35,7 +36,7 @@ def test_no_key_is_bound_twice_on_a_screen(screen: str) -> None:
 
 
 def test_keys_that_terminals_use_are_left_alone() -> None:
-    classes: list[Any] = [SupervisorApp, *SupervisorApp.MODES.values(), VirtualLog, Picker, RankGrid, Dialog]
+    classes: list[Any] = [SupervisorApp, *SupervisorApp.MODES.values(), VirtualLog, Picker, RankGrid, ChartView, Dialog]
     for owner in classes:
         bound = keys_of([binding for binding in owner.BINDINGS if isinstance(binding, Binding)])
         assert not set(bound) & TAKEN, owner
@@ -67,7 +68,7 @@ def test_everything_has_a_help_text_and_every_destructive_verb_a_question() -> N
 
 @pytest.mark.parametrize("screen", [*(name for name, _ in keys.SCREENS), "launch"])
 def test_the_footer_has_the_keys_that_matter(screen: str) -> None:
-    labels = [label for _, label in keys.footer(screen)]
+    labels = [key.label for key in keys.footer(screen)]
     assert "help" in labels
     assert "actions" in labels
     assert labels[-1] == "detach"

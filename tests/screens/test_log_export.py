@@ -126,7 +126,7 @@ def test_lines_of_any_length_are_saved_whole_or_say_what_is_missing(tmp_path: Pa
         await second.written(1, b"x" * 100_000 + b"\n")
         ask = cluster.log
 
-        async def log(node: str, op: str, args: dict[str, Any]) -> Answer:
+        async def log(node: str, op: str, args: Any) -> Answer:
             if node == "n2":
                 raise Unreachable("n2: no link")
             return await ask(node, op, args)

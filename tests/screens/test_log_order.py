@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from remote_agent.logs.logfile import LogFile
-from supervisor.logs.merge import Part, forth
+from supervisor.logs.merge import Part, rows_from
 from supervisor.logs.rows import LogLine
 from supervisor.logs.selection import RecordFilter
 from supervisor.tui.logs import folded, merged
@@ -118,7 +118,7 @@ def test_out_of_order_lines_of_an_older_agent_are_sorted() -> None:
 
     parts = [Part([row("n1", 187), row("n1", 90)], False, 0, 0, 200, 0, None)]
     parts.append(Part([row("n2", 100)], False, 0, 0, 200, 0, None))
-    assert [one.t_ns for one in forth(parts, 10, 0)[0]] == [90, 100, 187]
+    assert [one.t_ns for one in rows_from(parts, 10, 0)[0]] == [90, 100, 187]
 
 
 def test_a_line_stands_at_the_time_of_its_record_where_it_came_later() -> None:

@@ -7,10 +7,9 @@ import asyncio
 import pytest
 from textual.widget import Widget
 
-from supervisor.tui import times
 from supervisor.tui.app import SupervisorApp
 from supervisor.tui.widgets.lines import LineView
-from supervisor.tui.widgets.tables import DetailPane, RankTable
+from supervisor.tui.widgets.tables import RankTable
 from tests.screens import fabrics, recorded
 from tests.screens.screens import SIZES, named, press, running, settle
 
@@ -90,20 +89,6 @@ def test_a_pane_alone_is_filtered_and_follows_the_job() -> None:
             await pilot.resize_terminal(80, 24)
             await settle(app, pilot)
             assert alone(app) is None
-
-    asyncio.run(scenario())
-
-
-def test_the_page_of_a_rank_draws_curves_where_it_has_room() -> None:
-    async def scenario() -> None:
-        session = recorded.trained(job(), times.now(), 80)
-        async with running(session, (120, 30)) as (app, pilot):
-            page = app.screen.query_one(DetailPane) if await press(app, pilot, "3", "G") else None
-            assert page is not None
-            shown = page.line_count()
-            app.screen.set_focus(page)
-            await press(app, pilot, "Z")
-            assert page.body_height >= page.line_count() > shown
 
     asyncio.run(scenario())
 

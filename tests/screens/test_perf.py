@@ -15,10 +15,12 @@ import pytest
 from textual.pilot import Pilot
 
 from remote_agent.wire import Answer
+from supervisor.tui import times
 from supervisor.tui.app import SupervisorApp
 from supervisor.tui.screens.logs.screen import LogsScreen
+from supervisor.tui.widgets.chart_view import ChartView
 from tests.screens import recorded
-from tests.screens.screens import press, settle
+from tests.screens.screens import press, settle, until
 from tests.screens.test_robust import Painted
 
 Work = Callable[[SupervisorApp, Pilot[int]], Awaitable[None]]
@@ -53,7 +55,7 @@ async def frames(app: SupervisorApp, pilot: Pilot[int], change: Callable[[int], 
     return times
 
 
-def moved(session: recorded.RecordedSession, number: int) -> dict[str, Any]:
+def moved(session: recorded.RecordedSession, number: int) -> Any:
     """The session's status with every rank one step further."""
     status = copy.deepcopy(session.status)
     for node in status["nodes"]:
@@ -133,12 +135,28 @@ def test_map_of_512_ranks(size: tuple[int, int]) -> None:
     asyncio.run(cost(session, size, work))
 
 
+@pytest.mark.parametrize("key", ["3", "c"], ids=["rank", "job"])
+def test_charts_of_512_ranks(key: str) -> None:
+    session = recorded.trained(recorded.measured(recorded.many(64, 8)), times.now(), 600)
+
+    async def work(app: SupervisorApp, pilot: Pilot[int]) -> None:
+        await press(app, pilot, key)
+        view = app.screen.query_one(ChartView)
+        await until(app, pilot, lambda: view.is_known)
+        gc.collect()
+        took = await frames(app, pilot, lambda number: view.action_cursor(-1 if number % 40 < 30 else 2), 60)
+        print(f"\ncursor in charts of 512 ranks ({key}) at 160x48: {ms_each(took)}")
+        assert sorted(took)[len(took) // 2] < STUCK_S
+
+    asyncio.run(cost(session, (160, 48), work))
+
+
 class Endless(recorded.RecordedSession):
     """A stream of which `total` lines are there."""
 
     total = 10_000_000
 
-    async def log(self, node: str, op: str, args: dict[str, Any]) -> Answer:
+    async def log(self, node: str, op: str, args: Any) -> Answer:
         """A window, made when it is asked for."""
         first = max(0, self.total + args["line"] if args["line"] < 0 else args["line"])
         lines = range(first, min(self.total, first + args["count"]))

@@ -236,6 +236,32 @@ def test_a_pager_has_the_terminal_and_gives_it_back() -> None:
         tty.leave()
 
 
+COMMANDS = """
+[commands.here]
+key = "h"
+command = "echo it is $JOB on $NODE; read answer; echo got $answer"
+scope = "node"
+"""
+
+
+def test_a_command_of_the_user_has_the_terminal_and_its_output_stays_until_enter(tmp_path: Path) -> None:
+    (tmp_path / "supervisor").mkdir()
+    (tmp_path / "supervisor" / "config.toml").write_text(COMMANDS)
+    with terminal(80, 24, (sys.executable, "-c", PROGRAM), XDG_CONFIG_HOME=str(tmp_path)) as tty:
+        tty.wait_for(b"train-k3f9")
+        tty.send(b"2")
+        tty.wait_for(b"node n1")
+        tty.send(b"h")
+        tty.wait_for(b"it is train-k3f9 on n1")
+        tty.send(b"hello\r")
+        tty.wait_for(b"got hello")
+        tty.wait_for(b"[enter returns to the screen]")
+        tty.seen = b""
+        tty.send(b"\r")
+        tty.wait_for(b"train-k3f9")
+        tty.leave()
+
+
 def test_a_window_that_is_closed_ends_the_screen_and_the_pager_on_it() -> None:
     with terminal(80, 24, PAGER="sh -c 'echo pager $$ is there; exec sleep 600'") as tty:
         tty.wait_for(b"train-k3f9")

@@ -14,6 +14,7 @@ from supervisor.recording.reading import load
 from supervisor.tui import keys
 from supervisor.tui.replay import ReplayApp
 from supervisor.tui.screens.logs.screen import LogsScreen
+from supervisor.tui.widgets.dashboard import Dashboard
 from tests.hostile import check_harmless, hostile_session
 from tests.screens import recordings
 from tests.screens.screens import compare, named, press, running_app, text_of, type_key, until
@@ -55,6 +56,9 @@ def test_keys_move_the_time_on_every_screen(player: Player) -> None:
             assert "REPLAY 10:03:24 x1 paused" in await press(app, pilot, "1")
             assert "RUNNING" in text_of(app)
             assert "FIRST FAILURE" not in text_of(app)
+            app.screen.query_one(Dashboard).post_message(Dashboard.TimeClicked(player.recording.begin_ns / 1e9 + 30))
+            await until(app, pilot, lambda: "REPLAY 10:03:50" in text_of(app))
+            app.go_to_time(player.recording.begin_ns / 1e9 + 4)
             assert "no failure so far" in await press(app, pilot, "5")
             assert "job_failed" not in await press(app, pilot, "6")
             await press(app, pilot, "x", "S")

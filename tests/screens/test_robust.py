@@ -286,7 +286,7 @@ def test_hidden_screens_do_not_work() -> None:
             self.merged_calls += 1
             return await super().merged(*args, **more)
 
-        async def log(self, node: str, op: str, args: dict[str, Any]) -> Answer:
+        async def log(self, node: str, op: str, args: Any) -> Answer:
             self.window_calls += 1
             return await super().log(node, op, args)
 
@@ -342,7 +342,7 @@ def test_an_incident_of_a_group_that_was_replaced_is_no_news() -> None:
             assert "FIRST FAILURE" in await settle(app, pilot)
             generation = session.incidents[-1]["generation"] + 1
             last = session.events[-1]
-            ran = {**last, "seq": last["seq"] + 1, "type": "incident_healed", "generation": generation}
+            ran: Any = {**last, "seq": last["seq"] + 1, "type": "incident_healed", "generation": generation}
             session.events.append(ran)
             session.incidents = incidents_after(session.incidents, ran)
             healed = {"generation": generation, "incident": session.incidents[-1]}

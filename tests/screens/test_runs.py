@@ -15,7 +15,7 @@ from tests.screens import fabrics, recorded
 from tests.screens.screens import press, running, settle
 
 
-def journal(*records: tuple[str, int, dict[str, Any]]) -> list[dict[str, Any]]:
+def journal(*records: tuple[str, int, Any]) -> list[Any]:
     """Events from type, generation and detail; `node` of the detail is the event's own."""
     return [
         {
@@ -36,7 +36,7 @@ def test_every_phase_and_condition_has_its_look() -> None:
     assert set(looks.JOBS) == set(Condition)
 
 
-def folded(events: list[dict[str, Any]]) -> Runs:
+def folded(events: list[Any]) -> Runs:
     """What a screen makes of a journal that comes bit by bit."""
     found = Runs()
     for upto in range(1, len(events) + 1):
@@ -44,12 +44,12 @@ def folded(events: list[dict[str, Any]]) -> Runs:
     return found
 
 
-def started(generation: int, **more: Any) -> tuple[str, int, dict[str, Any]]:
+def started(generation: int, **more: Any) -> tuple[str, int, Any]:
     """A group of one node."""
     return ("generation_started", generation, {"world_size": 2, "restarts": 0, "members": [{"node": "n1"}], **more})
 
 
-def ended(cause: str, *reported: tuple[str, dict[str, Any]]) -> list[Run]:
+def ended(cause: str, *reported: tuple[str, Any]) -> list[Run]:
     """The runs of a group that stopped for a cause, and of the one after it."""
     before = [(kind, 0, detail) for kind, detail in reported if kind in ("restart_requested", "rank_failed")]
     after = [(kind, 0, detail) for kind, detail in reported if kind not in ("restart_requested", "rank_failed")]
@@ -76,7 +76,7 @@ def ended(cause: str, *reported: tuple[str, dict[str, Any]]) -> list[Run]:
     ],
 )
 def test_why_a_group_ended_is_why_the_next_one_began(
-    cause: str, reported: list[tuple[str, dict[str, Any]]], word: str, sentence: str
+    cause: str, reported: list[tuple[str, Any]], word: str, sentence: str
 ) -> None:
     first, second = ended(cause, *reported)
     assert (first.began_by, first.because) == ("launch", "the job was launched")
@@ -103,7 +103,7 @@ def test_the_end_of_the_job_is_the_end_of_its_last_group() -> None:
 
 
 def test_reports_of_nodes_are_compared() -> None:
-    def ready(node: str, torch: str) -> tuple[str, int, dict[str, Any]]:
+    def ready(node: str, torch: str) -> tuple[str, int, Any]:
         return ("node_ready", -1, {"node": node, "nproc": 2, "versions": {"torch": torch, "python": "3.11"}})
 
     events = journal(ready("n1", "2.7.1"), ready("n2", "2.7.1"), ready("n3", "2.6.0"))

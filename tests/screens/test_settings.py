@@ -104,10 +104,14 @@ def test_themes_are_taken_while_the_screen_runs(themes: Path) -> None:
     asyncio.run(scenario())
 
 
-def _keys(tmp_path: Path, text: str) -> dict[str, str]:
+def _config(tmp_path: Path, text: str) -> keys.Config:
     (tmp_path / "supervisor").mkdir(exist_ok=True)
     (tmp_path / "supervisor" / "config.toml").write_text(text)
-    return keys.load_config().keys
+    return keys.load_config()
+
+
+def _keys(tmp_path: Path, text: str) -> dict[str, str]:
+    return _config(tmp_path, text).keys
 
 
 def test_a_selected_row_in_reverse_has_one_background() -> None:
@@ -132,10 +136,11 @@ def test_how_the_user_is_called_is_a_setting(tmp_path: Path) -> None:
 
 
 def test_keys_are_changed_where_they_act_and_where_they_are_shown(tmp_path: Path) -> None:
-    changes = _keys(tmp_path, "[keys]\nact = 'X,f4'\n'log.find' = ['ctrl+o', '?']\nhelp = 'f1'\ntheme='f2'\n")
+    text = "[keys]\nact = 'X,f4'\n'log.find' = ['ctrl+o', '?']\nhelp = 'f1'\ntheme='f2'\n"
+    config = _config(tmp_path, text)
 
     async def scenario() -> None:
-        async with running(recorded.load("running_2x2"), (120, 30), changed_keys=changes) as (app, pilot):
+        async with running(recorded.load("running_2x2"), (120, 30), config=config) as (app, pilot):
             assert "X actions" in text_of(app)
             assert "actions on" not in await press(app, pilot, "x")
             assert "actions on" in await press(app, pilot, "X")
@@ -145,6 +150,9 @@ def test_keys_are_changed_where_they_act_and_where_they_are_shown(tmp_path: Path
             assert app.screen.query_one("#find").display is True
 
     asyncio.run(scenario())
+
+
+TOP = "[commands.top]\nkey = 'h'\ncommand = 'htop'\n"
 
 
 @pytest.mark.parametrize(
@@ -160,6 +168,22 @@ def test_keys_are_changed_where_they_act_and_where_they_are_shown(tmp_path: Path
         ("[keys]\nact = 3\n", "config.toml:2: act must be a key"),
         ("[keys]\nmove = 'J'\n", "config.toml:2: move is a key of every list"),
         ("[kyes]\n", "config.toml:1: unknown key 'kyes'"),
+        ("commands = 3\n", "config.toml:1: [commands] must be a table"),
+        ("[commands]\ntop = 'htop'\n", "config.toml:2: commands.top must be a table"),
+        ("[commands.top]\nkey = 'h'\n", "config.toml:1: commands.top has no command"),
+        ("[commands.top]\ncommand = 'top'\n", "config.toml:1: commands.top has no key"),
+        (f"{TOP}scpe = 'rank'\n", "config.toml:4: commands.top: unknown field 'scpe'"),
+        (f"{TOP}scope = 'ranks'\n", "config.toml:4: commands.top: scope cannot be 'ranks'"),
+        (f"{TOP}confirm = 'yes'\n", "config.toml:4: commands.top: confirm cannot be 'yes'"),
+        (f"{TOP}on = 'node'\n", 'config.toml:4: commands.top: on = "node" needs a node'),
+        (TOP.replace("'h'", "'x'"), "config.toml:2: commands.top: 'x' is act's key"),
+        (TOP.replace("'h'", "'r'"), "config.toml:2: commands.top: 'r' is 'Restart group' in the menu of actions"),
+        (TOP.replace("'h'", "'nosuch'"), "config.toml:2: there is no key 'nosuch'"),
+        (f"{TOP}[keys]\nact = 'h'\n", "config.toml:2: commands.top: 'h' is act's key"),
+        (TOP + TOP.replace("top", "two"), "config.toml:5: commands.two: 'h' is commands.top's key"),
+        (TOP.replace("htop", "kill $PDI"), "config.toml:3: commands.top: $PDI is unknown"),
+        (TOP.replace("htop", "kill $PID"), "config.toml:3: commands.top: $PID has no value for this scope"),
+        (f"{TOP}scope='rank'\n".replace("htop", "ls $LOGS"), "config.toml:3: commands.top: $LOGS has no value"),
         ("[keys\n", "config.toml: "),
     ],
 )
@@ -167,6 +191,7 @@ def test_a_bad_key_is_one_clear_error(text: str, said: str, tmp_path: Path) -> N
     with pytest.raises(UsageError) as refused:
         _keys(tmp_path, text)
     assert said in refused.value.message
+    assert refused.value.hint or "[commands" not in text, "the way out"
 
 
 def test_only_problems_and_a_stopped_screen() -> None:

@@ -25,6 +25,11 @@ SCREENS = {
     "nodes_gpu": ("4x4 gpu", ("2", "down")),
     "ranks_gpu": ("4x4 gpu", ("3",)),
     "map_gpu": ("64x8 gpu", ("m", "m", "m")),
+    "ranks_charts": ("4x2 trained", ("3", *["down"] * 5)),
+    "ranks_chart_alone": ("4x2 trained", ("3", "c", *["left"] * 12, "plus")),
+    "map_chart": ("4x2 trained", ("c",)),
+    "nodes_wall": ("2x8 trained", ("2",)),
+    "run_speeds": ("4x2 trained", ("6",)),
     "nodes_cpu": ("2x2 cpu", ("2",)),
     "ranks_cpu": ("2x2 cpu", ("3", "down", "down")),
     "logs": ("running_2x2", ("4",)),
@@ -113,7 +118,10 @@ def test_ascii(name: str) -> None:
     asyncio.run(_shots(name, " ascii", [(80, 24)], ascii_only=True))
 
 
-@pytest.mark.parametrize("name", [*ASCII, "menu", "launch_failed", "nodes_gpu", "ranks_gpu", "run", "nccl"])
+@pytest.mark.parametrize(
+    "name",
+    [*ASCII, "menu", "launch_failed", "nodes_gpu", "nodes_wall", "ranks_gpu", "ranks_chart_alone", "run", "nccl"],
+)
 def test_ascii_mode_draws_ascii_only(name: str) -> None:
     async def scenario() -> None:
         recording, keys = SCREENS[name]

@@ -6,11 +6,14 @@ import asyncio
 
 from textual.widgets import Input
 
+from remote_agent.wire.events import Condition, NodeState, RankState
+from supervisor.tui import looks
 from supervisor.tui.looks import Glyphs
 from supervisor.tui.model import Snapshot, take
 from supervisor.tui.rows.spans import text_of
-from supervisor.tui.rows.tables import Column, SortOrder, Table, matching, rank_columns
+from supervisor.tui.rows.tables import Column, SortOrder, Table, matching, node_columns, rank_columns
 from supervisor.tui.rows.usage import rank_vitals
+from supervisor.tui.widgets.bars import alert_rows
 from supervisor.tui.widgets.tables import RankTable
 from tests.screens import recorded
 from tests.screens.screens import press, running, settle
@@ -54,6 +57,21 @@ def test_names_are_sorted_as_people_count() -> None:
 def test_one_row_without_values_hides_no_column() -> None:
     names = [column.name for column in columns(take(uneven()))]
     assert {"loss", "rate", "gpu%", "gpu mem", "temp", "power"} <= set(names)
+
+
+def test_a_silent_rank_counts_as_alive_in_the_bar_and_in_the_table_of_nodes() -> None:
+    session = recorded.many(1, 4)
+    session.status["nodes"][0]["ranks"][2]["state"] = "silent"
+    snapshot = take(session)
+    ranks = next(column for column in node_columns(GLYPHS, False, 0, 4) if column.name == "ranks")
+    assert ranks.text(snapshot.nodes[0]) == "4/4"
+    assert "4/4 ranks" in text_of(alert_rows(snapshot, 0.0, 120, GLYPHS)[0])
+
+
+def test_every_state_has_a_look() -> None:
+    assert set(looks.RANKS) == set(looks.RANK_ORDER) == set(RankState)
+    assert set(looks.NODES) == set(NodeState)
+    assert set(looks.JOBS) == set(Condition)
 
 
 def test_the_name_of_the_sorted_column_is_marked_and_has_its_place() -> None:

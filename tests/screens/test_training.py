@@ -220,7 +220,8 @@ def test_the_time_line_shows_what_happened_when_and_the_most_important_of_one_ce
     series = merge(wanted, {"n1": history.spans(["loss"], None, wanted.level, wanted.buckets)})
     marks = ((4.0, "restart"), (12.0, "failure"), (12.1, "restart"), (16.0, "hang"))
     snapshot = take(many(1, 1))
-    snapshot.status["snapshots"] = [{"time_ns": time_s * 10**9} for time_s in (4, 8)]
+    status: Any = snapshot.status
+    status["snapshots"] = [{"time_ns": time_s * 10**9} for time_s in (4, 8)]
     shown = training.Training(series, ((0.0, 18.0),), marks, 0.0)
     rows = training.dashboard(snapshot, training.newest(snapshot), shown, "step_s", 60, 8, ASCII)
     line = text_of(rows[-1])[charts.GUTTER : 36]

@@ -9,22 +9,23 @@ from typing import Any
 import pytest
 
 from remote_agent.wire import Answer
-from supervisor.history import trimmed
+from supervisor.history import query, trimmed
 from supervisor.ssh.answers import MalformedAnswer, read_answer
 from supervisor.tui import times
 from supervisor.tui.generations import Runs
 from supervisor.tui.looks import Glyphs
 from supervisor.tui.model import Snapshot, build, take
 from supervisor.tui.rows.incident import incident_lines
+from supervisor.tui.rows.series import RANK_KINDS, gpu_wall
 from supervisor.tui.rows.spans import row_width, text_of
 from supervisor.tui.rows.tables import SortOrder, event_row
-from supervisor.tui.rows.usage import PAST_KINDS, node_usage_lines, node_vitals, rank_lines, rank_vitals
+from supervisor.tui.rows.usage import node_usage_lines, node_vitals, rank_lines, rank_vitals
 from supervisor.tui.training import gather, newest
 from supervisor.tui.widgets.rank_grid import METRICS, RankGrid, share
 from supervisor.wording import usage
 from tests.fast.test_answers import CASES, variants
 from tests.screens import recorded
-from tests.screens.screens import press, running, settle, until
+from tests.screens.screens import press, running, settle
 
 GLYPHS = Glyphs()
 
@@ -60,7 +61,7 @@ def test_columns_are_there_only_where_something_is_known() -> None:
         assert all(row_width(column.cell(rank)) <= column.width for rank in gpu.ranks), column.name
 
 
-def _draw_status(status: dict[str, Any]) -> None:
+def _draw_status(status: Any) -> None:
     shown = build(status, {}, (), job="t", ended=False, stale=False)
     for columns, rows in ((rank_vitals(shown.ranks), shown.ranks), (node_vitals(shown.nodes, GLYPHS), shown.nodes)):
         for column in columns:
@@ -68,17 +69,18 @@ def _draw_status(status: dict[str, Any]) -> None:
             assert not {"nan%", "inf", "None"} & {column.text(row) for row in ordered}, column.name
     for node in shown.nodes:
         node_usage_lines(node, 80)
+        gpu_wall(node, None, 80, 9, GLYPHS)
     for rank in shown.ranks:
-        rank_lines(rank, None, 60, 9, GLYPHS)
+        rank_lines(rank, None, 60, GLYPHS)
         assert all(GLYPHS.level(share(rank, metric) or 0) for metric in METRICS)
     newest(shown)
 
 
-def _draw_incident(incident: dict[str, Any]) -> None:
+def _draw_incident(incident: Any) -> None:
     incident_lines(incident, SHOWN, 80, GLYPHS, unfolded=True, now_s=2e9)
 
 
-def _draw_event(event: dict[str, Any]) -> None:
+def _draw_event(event: Any) -> None:
     event_row(event, GLYPHS, 120, wide=True)
     gather([event], None)
     Runs().follow([STARTED, event])
@@ -109,7 +111,8 @@ def test_old_values_are_dim_and_say_how_old_they_are() -> None:
     assert (columns["cpu"].cell(fresh)[0][1], columns["cpu"].cell(old)[0][1]) == ("text", "off")
     assert (columns["old"].cell(fresh)[0][0], columns["old"].cell(old)[0][0]) == ("", "61 s")
     assert "61 s old" in "".join(map(text_of, node_usage_lines(old, 80)[:2]))
-    assert {role for _, role in node_usage_lines(shown.nodes[1], 80)[3]} == {"dim", "bad"}, "an Xid is an alarm"
+    alarms = [text for row in gpu_wall(shown.nodes[1], None, 80, 0, GLYPHS) for text, role in row if role == "bad"]
+    assert alarms == ["1980MHz   ecc errors 1   Xid 79"]
     temperature = next(column for column in rank_vitals(shown.ranks) if column.name == "temp")
     assert (temperature.cell(fresh.ranks[0])[0][1], temperature.cell(old.ranks[0])[0][1]) == ("text", "off")
 
@@ -118,14 +121,14 @@ def trained(seconds: int = 200) -> recorded.RecordedSession:
     return recorded.trained(recorded.measured(recorded.many(1, 2)), times.now(), seconds)
 
 
-def lines_of_rank(width: int, height: int, *, glyphs: Glyphs = GLYPHS) -> list[str]:
+def lines_of_rank(width: int) -> list[str]:
     session = trained()
-    series = trimmed(asyncio.run(session.series(PAST_KINDS, [1], 200, 2 * width)))
-    return [text_of(line) for line in rank_lines(take(session).ranks[1], series, width, height, glyphs)]
+    series = trimmed(asyncio.run(session.series(query(RANK_KINDS, [1], 200, 2 * width))))
+    return [text_of(line) for line in rank_lines(take(session).ranks[1], series, width, GLYPHS)]
 
 
 def test_a_ranks_page_has_its_history_across_the_restart_with_its_range() -> None:
-    lines = lines_of_rank(80, 0)
+    lines = lines_of_rank(80)
     (loss,) = (line for line in lines if line.startswith("  loss"))
     assert loss.endswith(" to 9.5"), loss
     bars = loss[28 : loss.rindex("  ")].rstrip()
@@ -136,15 +139,6 @@ def test_a_ranks_page_has_its_history_across_the_restart_with_its_range() -> Non
     (pace,) = (line for line in lines if line.startswith("  pace"))
     assert "0.77 s/step" in pace
     assert pace.endswith("0.77 s to 0.77 s")
-
-
-@pytest.mark.parametrize("glyphs", [GLYPHS, Glyphs(ascii=True)])
-def test_with_room_a_ranks_page_has_curves_instead_of_bars(glyphs: Glyphs) -> None:
-    lines = lines_of_rank(100, 30, glyphs=glyphs)
-    assert len(lines) <= 30
-    assert sum(line.startswith("    9.5 ") for line in lines) == 1
-    assert not any(" to 9.5" in line for line in lines)
-    assert len(lines_of_rank(100, 12)) < 12
 
 
 def test_the_heat_map_goes_through_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,27 +175,6 @@ def test_a_node_that_was_removed_is_no_problem() -> None:
             assert "removed" not in await press(app, pilot, "exclamation_mark")
 
     asyncio.run(scenario())
-
-
-def test_a_ranks_page_asks_for_the_history_of_the_selected_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    session, asked = trained(), []
-    real = session.series
-
-    async def series(kinds: Any, ids: Any, *rest: Any) -> Any:
-        asked.append(ids)
-        return await real(kinds, ids, *rest)
-
-    monkeypatch.setattr(session, "series", series)
-
-    async def check() -> None:
-        async with running(session, (80, 24)) as (app, pilot):
-            await press(app, pilot, "3", "j")
-            await until(app, pilot, lambda: [1] in asked)
-            text = await settle(app, pilot)
-            assert "96k to 96k" in text
-            assert " to 9.5" in text
-
-    asyncio.run(check())
 
 
 def test_the_page_below_a_table_is_reached_and_the_selection_outlives_a_restart() -> None:

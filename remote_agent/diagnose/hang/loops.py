@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from remote_agent.diagnose.hang.pulses import Pulse, Wait, only_computes
 from remote_agent.diagnose.hang.stalls import awaited, call_text
 from remote_agent.text.names import name_ranks
+
+if TYPE_CHECKING:
+    from remote_agent.wire.documents import MissingRanks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +75,7 @@ def find_loops(
     return loops
 
 
-def missing_in(loops: Mapping[int, Loop]) -> dict[str, Any] | None:
+def missing_in(loops: Mapping[int, Loop]) -> MissingRanks | None:
     """Return the contract's `missing` object of ranks that loop; None without any."""
     if not loops:
         return None

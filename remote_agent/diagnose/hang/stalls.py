@@ -17,7 +17,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from remote_agent.diagnose.evidence import JobContext, name_nodes
 from remote_agent.diagnose.flight import Parting, Record, from_rows, mismatch
@@ -37,9 +37,12 @@ from remote_agent.diagnose.hang.pulses import (
     may_receive,
 )
 from remote_agent.diagnose.incidents import EvidenceLine, Incident, Victims
-from remote_agent.diagnose.signatures import HINTS
+from remote_agent.diagnose.signatures import CATEGORIES
 from remote_agent.text.names import name_ranks
 from remote_agent.text.shapes import clip, fingerprint
+
+if TYPE_CHECKING:
+    from remote_agent.wire.documents import MissingRanks, SourceExcerpt
 
 # A main thread can run on for a while with what a failed thread had prepared; a later stall has another cause.
 LATE_S = 600.0
@@ -126,7 +129,7 @@ class Stall:
     """What their child processes are doing."""
     ras: Sequence[str] = ()
     """What NCCL's RAS service reports."""
-    sources: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    sources: Mapping[str, SourceExcerpt] = dataclasses.field(default_factory=dict)
     """The lines of the script around the places in `where`: {first, text}."""
     parting: Parting | None = None
     """The first collective that ranks called differently."""
@@ -154,9 +157,9 @@ def find_stall(before: Mapping[int, Pulse], now: Mapping[int, Pulse], exited: fr
     return dataclasses.replace(stall, ras=ras, sources=_sources(stall, now))
 
 
-def _sources(stall: Stall, now: Mapping[int, Pulse]) -> dict[str, Mapping[str, Any]]:
+def _sources(stall: Stall, now: Mapping[int, Pulse]) -> dict[str, SourceExcerpt]:
     """Return the lines of the script by place, those of the missing ranks first."""
-    sources: dict[str, Mapping[str, Any]] = {}
+    sources: dict[str, SourceExcerpt] = {}
     for rank in sorted(stall.where, key=lambda rank: (rank not in stall.missing, rank)):
         # An agent of an older version sends none.
         source = now[rank].get("source")
@@ -214,10 +217,10 @@ def _all_blockers(waits: Mapping[int, Wait], now: Mapping[int, Pulse], exited: f
 def _waits(before: Mapping[int, Pulse], now: Mapping[int, Pulse]) -> dict[int, Wait]:
     """Return what each rank waited for in both pulses."""
     both = now.keys() & before.keys()
-    found = {rank: wait for rank in both if (wait := lasting_wait(before[rank], now[rank])) is not None}
+    waits = {rank: wait for rank in both if (wait := lasting_wait(before[rank], now[rank])) is not None}
     # A wait that only the stack shows counts as long as no rank makes steps.
     is_moving = any(has_stepped(before[rank], now[rank]) for rank in both)
-    return {rank: wait for rank, wait in found.items() if wait.group or not is_moving}
+    return {rank: wait for rank, wait in waits.items() if wait.group or not is_moving}
 
 
 def _missing(
@@ -298,7 +301,7 @@ def _places(ranks: Mapping[int, str], now: Mapping[int, Pulse]) -> dict[int, str
     return {rank: str(now[rank]["where"]) for rank in sorted(ranks) if rank in now and now[rank]["where"]}
 
 
-def missing_of(stall: Stall) -> dict[str, Any]:
+def missing_of(stall: Stall) -> MissingRanks:
     """Return the contract's `missing` object."""
     first = stall.first if stall.waits else None
     calls: dict[tuple[str, str, int | None], list[int]] = {}
@@ -313,7 +316,7 @@ def missing_of(stall: Stall) -> dict[str, Any]:
         "calls": [
             {"collective": op, "seq": seq, "group": group, "ranks": ranks} for (group, op, seq), ranks in calls.items()
         ],
-        "sources": {place: dict(source) for place, source in stall.sources.items()},
+        "sources": dict(stall.sources),
     }
 
 
@@ -453,9 +456,9 @@ def _hint(stall: Stall) -> str:
     if STOPPED in states:
         return "kill -CONT resumes it; look for a debugger, a paused container or an operator who stopped it"
     if stall.kind in ("network", "unanswered"):
-        return HINTS["nccl_network"]
+        return CATEGORIES["nccl_network"].hint
     if stall.kind == "mismatch" or EXITED in states:
-        return HINTS["collective_desync"]
+        return CATEGORIES["collective_desync"].hint
     if any(failure["part"] == SCRIPT for failure in stall.failures.values()):
         return "a non-daemon thread keeps the process alive: start it with daemon=True, or end it in a finally block"
     if stall.failures:

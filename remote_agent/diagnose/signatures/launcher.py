@@ -1,6 +1,6 @@
 """Signatures of what schedulers, launchers and servers print about the processes that they started.
 
-In: nothing. Out: ENDED, EXITED.
+In: nothing. Out: ENDED, EXITED; WORKER_DIED, KILLS_ITSELF.
 """
 
 from __future__ import annotations
@@ -14,6 +14,10 @@ from remote_agent.diagnose.signatures.signature import (
     primary,
     secondary,
 )
+
+# A server's words about a worker, by the expression for its name, and before it kills itself.
+WORKER_DIED = "Worker ?[Pp]roc {} died unexpectedly"
+KILLS_ITSELF = "Received sigquit from a child process"
 
 # What ended the job from outside.
 ENDED = (
@@ -46,8 +50,8 @@ EXITED = (
         title="exited with an error code, as after an exception; its own output does not say why",
         hint="check this rank's own stderr; with torchrun, use --redirects or --tee, and put @record on main",
     ),
-    neutral("other", "Worker ?[Pp]roc .{1,24} died unexpectedly", title=DIED),
-    neutral("other", "Received sigquit from a child process", title=CHILD_FAILED),
+    neutral("other", WORKER_DIED.format(".{1,24}"), title=DIED),
+    neutral("other", KILLS_ITSELF, title=CHILD_FAILED),
     neutral(
         "other",
         "A worker died or was killed while executing a task",

@@ -20,8 +20,9 @@ FILES = (
     ),
     primary(
         "checkpoint_corrupt",
-        *("failed finding central directory", "PytorchStreamReader failed", "invalid load key", "UnpicklingError"),
-        *("pickle data was truncated", "SafetensorError"),
+        # Not each UnpicklingError: it may only mean that a class is not allowed.
+        *("failed finding central directory", "PytorchStreamReader failed", "invalid load key"),
+        *("pickle data was truncated", "pickle exhausted", "unpickling stack underflow", "SafetensorError"),
         *("archive is corrupted", "BadZipFile", "Ran out of input"),
         "unexpected EOF, expected",
         "Invalid magic number; corrupt file",
@@ -29,9 +30,11 @@ FILES = (
     primary(
         "permission_import_missing_module",
         "ModuleNotFoundError",
-        r"\bImportError\b",
+        *(r"\bImportError\b", "ZipImportError", r"metadata\.PackageNotFoundError"),
         "No module named",
-        *("PermissionError", "Permission denied", r"OSError: \S+: cannot open shared object file"),
+        *("PermissionError", "Permission denied"),
+        # Python's, and that of the loader of programs.
+        *(rf"{word}: \S+: cannot open shared object file" for word in ("OSError", "loading shared libraries")),
     ),
 )
 LOSS = (
@@ -71,8 +74,10 @@ _ERRNO_HINTS = {
     23: "the node has no more open files: raise fs.file-max, or open fewer",
     24: "raise the limit on open files (ulimit -n), or close files and use fewer DataLoader workers",
     26: "another process writes to this program file: copy it first, then rename it",
+    27: "raise the limit on file sizes (ulimit -f), or write smaller files; some file systems have a limit too",
     30: "the file system is mounted read-only: check mount on the node; an error of its disk can cause this",
     36: "shorten the file name",
+    37: "file locks do not work there: start the file system's lock service, or put the lock file on a local disk",
     40: "the path has a loop of symbolic links",
     97: "the node has no IPv6 or IPv4 address of this kind: check the interface",
     98: "another process uses the port: end it, or choose another port",
@@ -106,6 +111,9 @@ def hint_of(name: str, message: str) -> str:
     bare = name.rpartition(".")[2]
     if number is not None:
         return _ERRNO_HINTS.get(read_number(number[1]), "")
+    # Python has words of its own for this one.
+    if "can't start new thread" in message:
+        return _ERRNO_HINTS[11]
     # Other languages print the system's words alone.
     words = (hint for code, hint in _ERRNO_HINTS.items() if os.strerror(code).lower() in message.lower())
     if hint := next(words, ""):

@@ -77,13 +77,13 @@ async def in_time(look: Callable[[], T]) -> T | None:
 
 
 def _below(pid: int, tree: Tree) -> list[dict[str, Any]]:
-    found = []
+    processes = []
     for child in list(descendants(pid, tree))[1 : MAX_CHILDREN + 1]:
         fields, name = stat_fields(child), _name(child)
         # multiprocessing always starts this helper.
         if fields and "resource_tracker" not in name:
-            found.append({"pid": child, "name": name[:NAME_CHARS], "doing": _doing(child, fields[0])})
-    return found
+            processes.append({"pid": child, "name": name[:NAME_CHARS], "doing": _doing(child, fields[0])})
+    return processes
 
 
 def _name(pid: int) -> str:

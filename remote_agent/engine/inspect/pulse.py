@@ -31,6 +31,7 @@ from remote_agent.wire import gate
 if TYPE_CHECKING:
     from remote_agent.engine.boot_dir import BootDirectory
     from remote_agent.engine.processes import RankProcess
+    from remote_agent.wire.documents import SourceExcerpt
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)')
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -40,7 +41,7 @@ _WRAPPERS = ("wrapper", "inner", "_fn")
 _PARKED = ("threading.py", "queue.py", "selectors.py")
 # How many of the newest collectives get their times reported.
 MAX_CAME = 128
-# Children and unresponsive ranks on this node, each time.
+# How many children and unresponsive ranks of this node are looked at each time.
 MAX_SPIED = 16
 MAX_KINDS = 4
 # Parts of torch.distributed that compute for long; their waiting happens in distributed_c10d.py.
@@ -48,7 +49,7 @@ _WORKSHOPS = ("checkpoint/", "fsdp/", "optim/")
 _PICKLES = ("_object_to_tensor", "_tensor_to_object")
 # Of a recursion the outermost frames are enough.
 MAX_FRAMES = 16
-# Of the script, before and after the line at which a rank is.
+# Lines of the script before and after the one at which a rank is.
 SOURCE_LINES = 4
 SOURCE_CHARS = 120
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")
@@ -196,7 +197,7 @@ def read_stack(text: str) -> dict[str, Any]:
     return {**place, "frame": frame, "inside": _inside(frames)}
 
 
-def read_source(pid: int, file: str, line: int) -> dict[str, Any] | None:
+def read_source(pid: int, file: str, line: int) -> SourceExcerpt | None:
     """Return the lines of a rank's file around this one: {first, text}; None where the file has no such line."""
     lines = read_text(os.path.join(f"/proc/{pid}/cwd", file)).splitlines()
     first = max(1, line - SOURCE_LINES)
@@ -219,10 +220,10 @@ def _inside(frames: list[re.Match[str]]) -> str | None:
 
 def _may_wait(frame: re.Match[str]) -> bool:
     """Return whether torch.distributed may be waiting for other ranks here; while it saves a file it is not."""
-    _, _, part = frame["file"].partition("/torch/distributed/")
+    _, _, module = frame["file"].partition("/torch/distributed/")
     # Functional collectives are called through torch.ops and have no frame in torch.distributed.
-    is_distributed = bool(part) or frame["file"].endswith("/torch/_ops.py")
-    return is_distributed and not part.startswith(_WORKSHOPS) and frame["name"] not in _PICKLES
+    is_distributed = bool(module) or frame["file"].endswith("/torch/_ops.py")
+    return is_distributed and not module.startswith(_WORKSHOPS) and frame["name"] not in _PICKLES
 
 
 def read_flight(text: bytes, now_ns: int) -> dict[str, dict[str, Any]]:
@@ -233,7 +234,7 @@ def read_flight(text: bytes, now_ns: int) -> dict[str, dict[str, Any]]:
     where the record does not have them. came: when this rank called the newest ones over gloo.
     """
     try:
-        document = flight.DOCUMENT(gate.parse(text))
+        document = flight.read_record(gate.parse(text))
     except gate.Misfit:
         # Another torch may write another format.
         return {}

@@ -59,13 +59,13 @@ def remote_ends(pids: Iterable[int]) -> dict[int, tuple[list[str], list[str]]]:
         known = {int(each[9]): (each[3], each[2]) for each in _rows() if each[3] in (CONNECTED, CONNECTING)}
     except OSError:
         return {}
-    found: dict[int, tuple[list[str], list[str]]] = {}
+    ends: dict[int, tuple[list[str], list[str]]] = {}
     for pid in pids:
         # Newer sockets have higher inodes.
         mine = [known[inode] for inode in sorted(known.keys() & set(_inodes(pid)))]
         silent, reached = ([_end(end) for each, end in mine if each == state] for state in (CONNECTING, CONNECTED))
-        found[pid] = silent[:MAX_ENDS], reached[:MAX_ENDS]
-    return found
+        ends[pid] = silent[:MAX_ENDS], reached[:MAX_ENDS]
+    return ends
 
 
 def _rows() -> Iterator[list[str]]:
@@ -93,9 +93,9 @@ def _inodes(pid: int) -> Iterator[int]:
         return
     for name in names:
         with contextlib.suppress(OSError):
-            found = _INODE.match(os.readlink(f"{folder}/{name}"))
-            if found is not None:
-                yield int(found[1])
+            match = _INODE.match(os.readlink(f"{folder}/{name}"))
+            if match is not None:
+                yield int(match[1])
 
 
 def _connections(family: int) -> Iterator[tuple[int, int]]:

@@ -28,7 +28,7 @@ from remote_agent.engine.launchers.launcher import KILL_S, SWEEP_S, LaunchContex
 from remote_agent.engine.processes import Orphans, Worker
 from remote_agent.engine.torch_processes import STORE_S
 from remote_agent.text.controls import escape_controls
-from remote_agent.wire import Channel
+from remote_agent.wire import Args, Channel
 
 if TYPE_CHECKING:
     from remote_agent.engine.boot_dir import BootDirectory
@@ -217,15 +217,15 @@ class HandlerEngine(Engine):
         else:
             await self._group.stop(grace_s, collect=False)
 
-    async def _end(self, args: dict[str, Any]) -> dict[str, Any]:
+    async def _end(self, args: Args) -> dict[str, Any]:
         self._handover.close(Outcome(str(args["state"]), str(args["reason"])))
         return {}
 
-    async def _remark(self, args: dict[str, Any]) -> dict[str, Any]:
+    async def _remark(self, args: Args) -> dict[str, Any]:
         say(self._job, str(args["text"]))
         return {}
 
-    async def _stop(self, args: dict[str, Any]) -> dict[str, Any]:
+    async def _stop(self, args: Args) -> dict[str, Any]:
         self._stopping = True
         try:
             # When all have succeeded, torchrun stays with them: the job may be about to succeed.

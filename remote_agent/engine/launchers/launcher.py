@@ -23,12 +23,14 @@ if TYPE_CHECKING:
     from remote_agent.engine.processes import Orphans, RankProcess, Worker
     from remote_agent.engine.standby import Standby
     from remote_agent.vitals.host_notes import HostNotes
+    from remote_agent.wire import Args
+    from remote_agent.wire.documents import RankExit
 
 # After SIGKILL: a process that stays longer is stuck in the kernel.
 KILL_S = 10.0
 SWEEP_S = 2.0
 STUCK_HINT = "it is stuck in the kernel: look at dmesg"
-Notify = Callable[[str, "dict[str, Any]"], None]
+Notify = Callable[[str, "Args"], None]
 Launch = Callable[["LaunchContext", "Order"], Awaitable["WorkerGroup"]]
 """Starts one generation's workers; raises OSError, RuntimeError, ValueError, Problem, then leaves nothing behind."""
 
@@ -60,7 +62,7 @@ class WorkerGroup:
         self._notify: Notify = lambda _op, _args: None
         self._all_dead = asyncio.Event()
         """Set when all children that we started are dead."""
-        self._exits: dict[int, dict[str, Any]] = {}
+        self._exits: dict[int, RankExit] = {}
         self._called_ns: dict[int, int] = {}
         """By rank: when its script called init_process_group."""
 
@@ -119,7 +121,7 @@ class WorkerGroup:
         """Return whether every worker has exited with 0."""
         return False
 
-    def exits(self) -> list[dict[str, Any]]:
+    def exits(self) -> list[RankExit]:
         """Return the exits so far, by rank."""
         return [self._exits[rank] for rank in sorted(self._exits)]
 
@@ -174,11 +176,11 @@ class WorkerGroup:
         """Report that a rank is about to run the script."""
         self._notify("main", {"generation": self.generation, "rank": rank, "t_ns": t_ns})
 
-    async def _evidence(self, rank: RankProcess) -> dict[str, Any]:
+    async def _evidence(self, rank: RankProcess) -> RankExit:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(None, evidence.read_evidence, rank.directory, len(self._ranks))
 
-    async def _report_exit(self, document: dict[str, Any]) -> None:
+    async def _report_exit(self, document: RankExit) -> None:
         document["notes"] = await self._notes.explain(document)
         self._exits[document["rank"]] = document
         self._notify("exited", {"generation": self.generation, "exit": document})

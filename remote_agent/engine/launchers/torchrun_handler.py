@@ -190,8 +190,8 @@ class GenerationFiles(torch_api.LogsSpecs):
             env["TORCHELASTIC_ERROR_FILE"] = files.error_files[local_rank]
             # Only variables that operators have set during the job; the others come from torchrun.
             env.update(work.order.env)
-            given = {**os.environ, **env}
-            env.update(rank_files(directory, given))
+            environment = {**os.environ, **env}
+            env.update(rank_files(directory, environment))
             if work.order.kind != "binary":
                 add_bootstrap(env, work.boot.path)
         return files

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from remote_agent.base.files import read_text
+from remote_agent.vitals.gpus.gpu import AMD
 
 if TYPE_CHECKING:
     from remote_agent.vitals.gpus.gpu import Gpu, Reader
@@ -56,7 +57,7 @@ def _read(index: int, card: Path) -> Gpu:
         "ecc": _errors(card / "ras" / "umc_err_count"),
         "xid": None,
         "t": time.monotonic(),
-        "chosen_by": "HIP_VISIBLE_DEVICES",
+        "chosen_by": AMD,
     }
 
 

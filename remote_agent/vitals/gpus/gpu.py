@@ -8,6 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypedDict
 
+NVIDIA, AMD = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
+SELECTORS = (NVIDIA, AMD)
+"""The environment variables by which a process selects GPUs, one of each vendor."""
+
 
 class Gpu(TypedDict):
     """One GPU at one moment; None for a value that the GPU does not report."""
@@ -32,7 +36,7 @@ class Gpu(TypedDict):
     t: float
     """Monotonic time of the reading."""
     chosen_by: str
-    """The environment variable that selects GPUs of this vendor."""
+    """The one of SELECTORS that selects GPUs of this vendor."""
 
 
 Reader = Callable[[], "list[Gpu]"]

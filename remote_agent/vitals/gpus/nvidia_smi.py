@@ -11,10 +11,11 @@ import subprocess
 import time
 from typing import TYPE_CHECKING, Any, cast
 
+from remote_agent.vitals.gpus.gpu import NVIDIA
+
 if TYPE_CHECKING:
     from remote_agent.vitals.gpus.gpu import Gpu, Reader
 
-CHOSEN_BY = "CUDA_VISIBLE_DEVICES"
 # nvidia-smi loads the driver's library each time.
 EVERY_S = 5.0
 DEADLINE_S = 10.0
@@ -66,7 +67,7 @@ def parse_table(text: str, t: float) -> list[Gpu]:
     for row in csv.reader(text.splitlines(), skipinitialspace=True):
         if len(row) == len(_QUERY) and row[0].strip().isdigit():
             values = {name: _value(cell.strip(), factor) for (_, name, factor), cell in zip(_QUERY, row)}
-            gpus.append(cast("Gpu", {**values, "xid": None, "t": t, "chosen_by": CHOSEN_BY}))
+            gpus.append(cast("Gpu", {**values, "xid": None, "t": t, "chosen_by": NVIDIA}))
     return gpus
 
 

@@ -10,10 +10,11 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
+from remote_agent.vitals.gpus.gpu import NVIDIA
+
 if TYPE_CHECKING:
     from remote_agent.vitals.gpus.gpu import Gpu, Reader
 
-CHOSEN_BY = "CUDA_VISIBLE_DEVICES"
 _XID_EVENT = 8
 _SM_CLOCK = 1
 _UNCORRECTED, _SINCE_BOOT = 1, 0
@@ -98,7 +99,7 @@ class Nvml:
             "ecc": self._number("nvmlDeviceGetTotalEccErrors", device, _UNCORRECTED, _SINCE_BOOT),
             "xid": self._xids.get(device.value),
             "t": time.monotonic(),
-            "chosen_by": CHOSEN_BY,
+            "chosen_by": NVIDIA,
         }
 
     def _fill(self, into: Any, name: str, device: ctypes.c_void_p, *args: int) -> bool:

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from textual.app import SuspendNotSupported
 
 from remote_agent.text.names import count, ranges
-from remote_agent.wire import WireError
+from remote_agent.wire import Args, WireError
 from supervisor import actions
 from supervisor.actions import ACTIONS, Action
 from supervisor.errors import SupervisorError, why
-from supervisor.tui import times
+from supervisor.tui import keys, times
+from supervisor.tui.commands import Command
 from supervisor.tui.dialogs.base import ButtonDialog, Confirm, ConfirmTyped, DialogButton, Menu, MenuItem, TextDialog
 from supervisor.tui.dialogs.ports import PortDialog, Ports
 from supervisor.tui.shell import Target
@@ -27,8 +30,9 @@ from supervisor.wording.stacks import stacks_lines
 from supervisor.wording.status import snapshot_words
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    from remote_agent.wire.documents import ReplyEntry, RequestReply
     from supervisor.tui.model import NodeRow
     from supervisor.tui.shell import Level, Shell
     from supervisor.tui.source import Source
@@ -56,9 +60,10 @@ class RankSet(NamedTuple):
     ranks: list[int]
 
 
-def offered() -> list[Action]:
-    """The actions of the menu: those that change something, and the question for stacks."""
-    return [action for action in ACTIONS if action.key and action.op and (changes(action) or action.op == "stacks")]
+def offered(own: Sequence[Command] = ()) -> list[Action]:
+    """The actions of the menu: those that change something, the question for stacks, and the user's commands."""
+    ours = (action for action in ACTIONS if action.key and action.op and (changes(action) or action.op == "stacks"))
+    return [*ours, *own]
 
 
 def changes(action: Action) -> bool:
@@ -71,7 +76,7 @@ def _named(action: Action, names: Sequence[str]) -> str:
     return f"{action.label} {', '.join(names) if len(names) < 4 else f'({len(names)})'}" if names else action.label
 
 
-def _result_facts(results: dict[str, Any]) -> list[tuple[str, str]]:
+def _result_facts(results: Mapping[str, ReplyEntry]) -> list[tuple[str, str]]:
     """What each node or rank answered."""
     return [(name, f"{one['message']}  {one.get('hint') or ''}".strip()) for name, one in results.items()]
 
@@ -88,10 +93,10 @@ class ActionDialogs:
         """Show the actions, each with its target."""
 
         def items() -> list[MenuItem]:
-            return [self._item(action, target) for action in offered()]
+            return [self._item(action, target) for action in offered(self._shell.config.commands)]
 
         def chosen(name: str | None) -> None:
-            action = next((action for action in offered() if action.id == name), None)
+            action = next((action for action in offered(self._shell.config.commands) if action.id == name), None)
             if action is not None:
                 self.begin(action, target)
 
@@ -100,6 +105,9 @@ class ActionDialogs:
     def _item(self, action: Action, target: Target) -> MenuItem:
         snapshot = self._shell.snapshot
         off = self._obstacle(action)
+        if isinstance(action, Command):
+            letter = keys.display(action.key)
+            return MenuItem(action.id, letter if len(letter) == 1 else "", action.label, action.help, off)
         if not off and not snapshot.state:
             off = "the job cannot be reached" if snapshot.problem else "still connecting to the job"
         elif not off and action.scope == "node" and not self._candidates(action):
@@ -112,7 +120,9 @@ class ActionDialogs:
     def _obstacle(self, action: Action) -> str:
         if self._shell.read_only and changes(action):
             return "this supervisor is read-only"
-        return "the job has ended" if self._shell.snapshot.ended else ""
+        # A command on this machine needs no job that runs.
+        is_of_job = changes(action) or not isinstance(action, Command)
+        return "the job has ended" if self._shell.snapshot.ended and is_of_job else ""
 
     def _name(self, target: Target) -> str:
         if target.rank is not None:
@@ -134,7 +144,7 @@ class ActionDialogs:
         """The nodes to which a verb applies: the marked ones if there are any, otherwise the selected one."""
         eligible = {row.name for row in self._candidates(action)}
         marked = [name for name in self._shell.preferences.nodes if name in self._shell.snapshot.nodes_by_name]
-        if marked and action.takes_several:
+        if marked and action.applies_to_several:
             return tuple(name for name in marked if name in eligible)
         return (target.node,) if target.node in eligible else ()
 
@@ -151,10 +161,10 @@ class ActionDialogs:
             self._choose_value(action)
         elif action.id == "job.back":
             self._choose_snapshot(action)
-        elif action.op == "shell":
-            self._open_shell(action, target)
-        elif action.op == "forward":
-            self._ask_port(action, target)
+        elif isinstance(action, Command):
+            self._begin_command(action, target)
+        elif action.op in ("shell", "forward"):
+            (self._open_shell if action.op == "shell" else self._ask_port)(action, target)
         elif action.scope == "rank":
             self._begin_on_ranks(action, target)
         elif action.scope != "node":
@@ -172,6 +182,9 @@ class ActionDialogs:
         async def use(terminal: Lent) -> None:
             await self._shell.source.shell(terminal, node, target.rank)
 
+        self._run_on_terminal(action, use)
+
+    def _run_on_terminal(self, action: Action, use: Callable[[Lent], Awaitable[None]]) -> None:
         async def run() -> None:
             try:
                 await self._shell.lend(use)
@@ -181,6 +194,47 @@ class ActionDialogs:
                 self._refused(action.label, error)
 
         self._shell.run_worker(run, exit_on_error=False, exclusive=True, group="shell")
+
+    def _begin_command(self, command: Command, target: Target) -> None:
+        """Run a command of the user on the selection, after a question if the user wants one."""
+        node = self._one_node(command, target) if command.scope != "job" else None
+        if command.scope != "job" and node is None:
+            return
+        if command.scope == "rank" and target.rank is None:
+            self._warn(f"{command.label}: select a rank")
+            return
+        target = Target(node, target.rank)
+        try:
+            variables = command.variables(self._shell.snapshot, node, target.rank)
+        except LookupError as error:
+            self._warn(f"{command.label}: {error}")
+            return
+        if not command.confirm:
+            self._run_command(command, target, variables)
+            return
+        here = f"this machine, in {Path.cwd()}"
+        where = f"{self._name(target)}, in the rank's directory and environment" if command.on_node else here
+        facts = [("Command", command.line), ("Where", where)]
+        for name in command.used:
+            value = f"{name}={variables[name]}" if name in variables else f"{name}, set on the node"
+            facts.append(("With" if len(facts) == 2 else "", value))
+
+        def answered(answer: str | None) -> None:
+            if answer == "yes":
+                self._run_command(command, target, variables)
+
+        self._shell.push_screen(Confirm(f"Run {command.label}?", facts, "Run"), answered)
+
+    def _run_command(self, command: Command, target: Target, variables: dict[str, str]) -> None:
+        async def use(terminal: Lent) -> None:
+            if command.on_node and target.node is not None:
+                await self._shell.source.shell(terminal, target.node, target.rank, command.line, variables)
+            else:
+                await terminal.run(["sh", "-c", command.line], {**os.environ, **variables})
+            if command.wait:
+                await terminal.wait_enter()
+
+        self._run_on_terminal(command, use)
 
     def _one_node(self, action: Action, target: Target) -> str | None:
         """The selected node; otherwise a notice, and None."""
@@ -379,7 +433,7 @@ class ActionDialogs:
 
     async def _send(self, action: Action, names: tuple[str, ...], generation: int | None) -> None:
         """Send one request and show its result, node by node if it applies to several."""
-        args: dict[str, Any] = dict(action.args)
+        args: Args = dict(action.args)
         if action.scope == "node" and len(names) == 1:
             args["node"] = names[0]
         elif action.scope == "node" and names:
@@ -404,10 +458,11 @@ class ActionDialogs:
             text, word = f"{error.message}\n{error.hint}".rstrip(), "refused"
         self._shell.say(text, title=f"{title}: {word}", level="error", seconds=12)
 
-    def _report(self, action: Action, names: tuple[str, ...], answer: dict[str, Any]) -> None:
+    def _report(self, action: Action, names: tuple[str, ...], answer: RequestReply) -> None:
         """Show the result of a request; nodes where it failed stay marked, and it can be tried again on them."""
         ranks = {f"rank {rank}": one for rank, one in answer.get("ranks", {}).items()}
-        results = ranks or answer.get("nodes") or {name: {"accepted": True} for name in names}
+        all_of_them: dict[str, ReplyEntry] = {name: {"accepted": True, "message": ""} for name in names}
+        results = ranks or answer.get("nodes") or all_of_them
         failed = tuple(name for name, one in results.items() if not one["accepted"])
         marked = self._shell.preferences.nodes
         marked[:] = [name for name in marked if name in failed or name not in results]
@@ -453,8 +508,8 @@ class ActionDialogs:
             since = values.clock_ns(previous.get("since_ns")).partition(".")[0]
             facts.append(("Before", f"work tree {previous['digest'][:8]} of {since}, still on the nodes"))
         facts.append(("Effect", action.effect(source.status, ())))
-        shown = ("Lost", "Downtime")
-        facts += [fact for fact in plan("restart", (), source.status, source.events).facts if fact[0] in shown]
+        titles = ("Lost", "Downtime")
+        facts += [fact for fact in plan("restart", (), source.status, source.events).facts if fact[0] in titles]
         buttons = [DialogButton("cancel", "Cancel")]
         buttons += [DialogButton("sync", "Sync and restart", danger=True)] if change else []
         buttons += [DialogButton("rollback", "Roll back", danger=True)] if previous else []
@@ -465,10 +520,10 @@ class ActionDialogs:
 
         self._shell.push_screen(ButtonDialog(f"{action.label}?", facts, buttons, "cancel", "sync"), answered)
 
-    def _begin_sync(self, action: Action, verb: str, args: dict[str, Any]) -> None:
+    def _begin_sync(self, action: Action, verb: str, args: Args) -> None:
         self._shell.run_worker(self._sync(action, verb, args), exit_on_error=False, group="requests")
 
-    async def _sync(self, action: Action, verb: str, args: dict[str, Any]) -> None:
+    async def _sync(self, action: Action, verb: str, args: Args) -> None:
         if verb == "sync":
             self._shell.say(f"{action.label}: copying the files to the nodes; the job continues meanwhile", seconds=4)
         try:
@@ -482,7 +537,7 @@ class ActionDialogs:
         else:
             self._ask_without(action, verb, args, answer["nodes"])
 
-    def _ask_without(self, action: Action, verb: str, args: dict[str, Any], nodes: dict[str, Any]) -> None:
+    def _ask_without(self, action: Action, verb: str, args: Args, nodes: Mapping[str, ReplyEntry]) -> None:
         """Name the nodes that did not get the files, and ask whether to try again or to continue without them."""
         failed = {name: one for name, one in nodes.items() if not one["accepted"]}
         facts = [

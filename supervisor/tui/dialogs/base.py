@@ -17,6 +17,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Button, Input, Static
 
 from supervisor.tui.rows.spans import Row, clean, fit, width_of, wrap
+from supervisor.tui.widgets.lines import CellSelection
 from supervisor.tui.widgets.picker import Picker
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ GUARD_S: Final = 0.3
 ROOMY: Final = 20
 
 
-class Dialog(ModalScreen[T], inherit_bindings=False):
+class Dialog(CellSelection[T], ModalScreen[T], inherit_bindings=False):
     """A box in the middle of the screen."""
 
     ESCAPE_TO_MINIMIZE = False

@@ -54,7 +54,7 @@ class CommandPalette(Dialog[str]):
     def __init__(self, entries: Sequence[PaletteEntry]) -> None:
         super().__init__("palette")
         self._entries = entries
-        self._shown = list(entries)
+        self._matching = list(entries)
 
     def content(self) -> Iterable[Widget]:
         """A field and the entries that match."""
@@ -83,15 +83,15 @@ class CommandPalette(Dialog[str]):
         if words:
             matcher = Matcher(words)
             scored = [(max(matcher.match(e.label), matcher.match(e.help) * 0.6), e) for e in self._entries]
-            self._shown = [entry for score, entry in sorted(scored, key=lambda pair: -pair[0]) if score > 0]
+            self._matching = [entry for score, entry in sorted(scored, key=lambda pair: -pair[0]) if score > 0]
         else:
-            self._shown = list(self._entries)
+            self._matching = list(self._entries)
         self._fill()
         self.query_one(Picker).action_edge(False)
 
     def _fill(self) -> None:
-        shown = self._shown
-        self.query_one(Picker).show([entry.id for entry in shown], lambda index: self._row(shown[index]))
+        entries = self._matching
+        self.query_one(Picker).show([entry.id for entry in entries], lambda index: self._row(entries[index]))
 
     def _row(self, entry: PaletteEntry) -> Row:
         room = min(28, self.inner_width // 2)
@@ -110,7 +110,7 @@ class CommandPalette(Dialog[str]):
         self.dismiss(selected if isinstance(selected, str) else None)
 
     def on_click(self, event: events.Click) -> None:
-        """A click beside the box closes it."""
+        """A click outside the box closes it."""
         if event.widget is self:
             self.dismiss(None)
 
@@ -157,7 +157,7 @@ def _entries(shell: Shell, screen: str) -> list[PaletteEntry]:
     offers = [one for one in offered() if not (shell.read_only and changes(one))] if screen != keys.HOME else []
     ranks = snapshot.ranks[:RANKS_LISTED]
     return [
-        *(PaletteEntry(f"key:{k.action}", _titled(k.label), k.help, keys.shown(k.keys.split(",")[0])) for k in bound),
+        *(PaletteEntry(f"key:{k.action}", _titled(k.label), k.help, k.first) for k in bound),
         *(PaletteEntry(f"act:{one.id}", one.label, one.help, f"x {one.key}") for one in offers),
         *(PaletteEntry(f"node:{node.name}", node.name, f"log of node {node.name}") for node in snapshot.nodes),
         *(PaletteEntry(f"rank:{row.rank}", f"r{row.rank}", f"log of rank {row.rank} on {row.node}") for row in ranks),
@@ -183,7 +183,8 @@ def _run(shell: Shell, name: str, target: Target) -> None:
 def open_help(shell: Shell, screen: str) -> None:
     """Show the keys of a screen, and the letters of the menu of actions."""
     bound = keys.of(screen, shell.key_table)
-    letters = [PaletteEntry(one.id, one.label, one.help, one.key) for one in offered()]
+    offers = offered(shell.config.commands)
+    letters = [PaletteEntry(one.id, one.label, one.help, keys.display(one.key)) for one in offers]
     sections = [
         ("this screen", [_help_entry(key) for key in bound if key.where not in _EVERYWHERE]),
         ("everywhere", [_help_entry(key) for key in bound if key.where in _EVERYWHERE]),
@@ -198,7 +199,7 @@ def _titled(name: str) -> str:
 
 
 def _help_entry(key: keys.KeyBinding) -> PaletteEntry:
-    return PaletteEntry(key.id, key.label, key.help, " ".join(keys.shown(one) for one in key.keys.split(",")))
+    return PaletteEntry(key.id, key.label, key.help, " ".join(keys.display(one) for one in key.keys.split(",")))
 
 
 def _glyph_entries(glyphs: looks.Glyphs) -> list[PaletteEntry]:

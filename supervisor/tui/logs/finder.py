@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from remote_agent.text.patterns import compile_pattern, ignores_case
-from remote_agent.wire import Problem, WireError
+from remote_agent.wire import Args, Problem, WireError
 from supervisor.errors import SupervisorError, Unreachable
 from supervisor.logs.rows import Clocks
 from supervisor.tui.logs.row import LineKey
@@ -72,8 +72,8 @@ class Finder:
         self.ignore_case = ignores_case(pattern)
         self.pattern = compiled(pattern, self.ignore_case) if pattern else None
         self.hits: list[Hit] = []
-        """In order of time: all hits, or those of `part`."""
-        self.part: KnownSpan | None = None
+        """In order of time: all hits, or those of `known_span`."""
+        self.known_span: KnownSpan | None = None
         self.current = -1
         self.running = True
         """The search has not finished."""
@@ -106,7 +106,7 @@ class Finder:
         """Search, and continue with new lines until there are more hits than are kept or the job has ended."""
         await self.search(on_batch, around, near_ns)
         over = False
-        while not over and self.part is None and not self._is_refused:
+        while not over and self.known_span is None and not self._is_refused:
             await asyncio.sleep(LOOK_EVERY)
             over = self._source.ended
             await self._look(self._collect({}, on_batch, None), on_batch)
@@ -139,7 +139,7 @@ class Finder:
 
     @property
     def _query(self) -> dict[str, Any]:
-        query: dict[str, Any] = {"pattern": self.text, "ignore_case": self.ignore_case}
+        query: Args = {"pattern": self.text, "ignore_case": self.ignore_case}
         return {**query, "level": self.level} if self.level else query
 
     async def _look(self, work: Awaitable[None], on_batch: Callable[[], None]) -> None:
@@ -181,32 +181,32 @@ class Finder:
         self._keys.clear()
         self._columns.clear()
         if t_ns is None:
-            self.part = KnownSpan(sys.maxsize, sys.maxsize, is_last=True)
+            self.known_span = KnownSpan(sys.maxsize, sys.maxsize, is_last=True)
             await self._extend(-1)
-            self.part.high_ns = self.hits[-1][0] + 1 if self.hits else 0
+            self.known_span.high_ns = self.hits[-1][0] + 1 if self.hits else 0
         else:
-            self.part = KnownSpan(t_ns, t_ns, is_first=t_ns == 0)
+            self.known_span = KnownSpan(t_ns, t_ns, is_first=t_ns == 0)
             await self._extend(way)
 
     async def _extend(self, way: int) -> None:
         """Load the next (1) or previous (-1) hits, if there are any."""
-        part = self.part
-        assert part is not None
-        count, done = len(self.hits), way < 0 and part.is_first
+        span = self.known_span
+        assert span is not None
+        count, done = len(self.hits), way < 0 and span.is_first
         while not done and len(self.hits) == count:
-            rows, edges_ns = await self._nearest(part, way)
+            rows, edges_ns = await self._nearest(span, way)
             done = not edges_ns
             if way < 0:
-                part.low_ns, part.is_first = max(edges_ns, default=0), done
+                span.low_ns, span.is_first = max(edges_ns, default=0), done
             else:
-                newest_ns = max((row.t_ns + 1 for row in rows), default=part.high_ns)
-                part.high_ns, part.is_last = min(edges_ns, default=newest_ns), done
+                newest_ns = max((row.t_ns + 1 for row in rows), default=span.high_ns)
+                span.high_ns, span.is_last = min(edges_ns, default=newest_ns), done
             for row in rows:
                 # Beyond the edge, hits may be missing.
-                if part.low_ns <= row.t_ns < part.high_ns:
+                if span.low_ns <= row.t_ns < span.high_ns:
                     self._take(row)
 
-    async def _nearest(self, part: KnownSpan, way: int) -> tuple[list[LogLine], list[int]]:
+    async def _nearest(self, span: KnownSpan, way: int) -> tuple[list[LogLine], list[int]]:
         """Return the next hits on one side of a part, and the times beyond which nodes have more."""
         edges_ns: list[int] = []
 
@@ -215,19 +215,19 @@ class Finder:
             if edge_ns is not None:
                 edges_ns.append(edge_ns)
 
-        bound = {"until_ns": part.low_ns} if way < 0 else {"since_ns": part.high_ns}
+        bound = {"until_ns": span.low_ns} if way < 0 else {"since_ns": span.high_ns}
         query = {**self._query, **bound, "way": way, "limit": HITS_MORE, "note_span": note_span, "clocks": self.clocks}
         async with contextlib.aclosing(self._source.search(self.selection, **query)) as rows:
             return [row async for row in rows], edges_ns
 
     def _is_known(self, place: Hit | None, pointer: LineKey | None) -> bool:
         """Whether the hits next to the line that is read are known, or adjoin known ones."""
-        part = self.part
-        if part is None or self.is_at(pointer):
+        span = self.known_span
+        if span is None or self.is_at(pointer):
             return True
         if place is None:
-            return part.is_last
-        return part.low_ns <= place[0] and (place[0] <= part.high_ns or part.is_last)
+            return span.is_last
+        return span.low_ns <= place[0] and (place[0] <= span.high_ns or span.is_last)
 
     # --- hits
 
@@ -278,7 +278,7 @@ class Finder:
             at = len(self.hits) - 1
         else:
             at = bisect.bisect_left(self.hits, place) - (direction < 0)
-        if self.part is not None and not 0 <= at < len(self.hits):
+        if self.known_span is not None and not 0 <= at < len(self.hits):
             return None
         self.current = at % len(self.hits)
         return self.hits[self.current]
@@ -291,7 +291,7 @@ class Finder:
         """The state of the search, shown behind the search text."""
         if self.problem:
             return self.problem
-        if self.part is not None and self.running:
+        if self.known_span is not None and self.running:
             return "searching"
         if not self.hits:
             nccl = f", but {self._apart:,} in NCCL's lines" if self._apart else ""
@@ -305,12 +305,12 @@ class Finder:
 
     def _many(self) -> str:
         """The number of known hits, and which ones these are."""
-        many, part = f"{len(self.hits):,}", self.part
-        if part is None:
+        many, span = f"{len(self.hits):,}", self.known_span
+        if span is None:
             return f"{many}+" if self.running else many
-        if part.is_first and part.is_last:
+        if span.is_first and span.is_last:
             return many
-        return f"the first {many}" if part.is_first else f"the last {many}" if part.is_last else f"{many} nearby"
+        return f"the first {many}" if span.is_first else f"the last {many}" if span.is_last else f"{many} nearby"
 
 
 def compiled(pattern: str, ignore_case: bool) -> re.Pattern[str]:

@@ -40,7 +40,7 @@ class _Block(NamedTuple):
     @property
     def height(self) -> int:
         """Its lines on the screen."""
-        return len(self.fold.shown)
+        return len(self.fold.first_rows)
 
 
 def _blocks(rows: Iterable[LogRow]) -> list[_Block]:
@@ -82,7 +82,7 @@ class FoldedFeed(MergedFeed):
         if not 0 <= index < len(self._lines):
             return None
         block, at = self._lines[index]
-        row = self._rows[block.fold.shown[at].key]
+        row = self._rows[block.fold.first_rows[at].key]
         if row.t_ns != block.fold.t_ns:
             # Its position is that of the first line of its record.
             row = dataclasses.replace(row, stands_ns=block.fold.t_ns)

@@ -8,7 +8,11 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from typing import TYPE_CHECKING, Final
+from operator import itemgetter
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from supervisor.tui.rows.spans import spread
+from supervisor.wording import values as words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -58,12 +62,13 @@ def spread_over(values: Sequence[float], columns: int) -> list[float]:
     return stretched
 
 
-def curve(values: Sequence[float], width: int, height: int, glyphs: Glyphs) -> list[str]:
-    """Return a curve between its least and its greatest value, `height` lines from the top, of `width` cells."""
-    ends = bounds(values)
+def curve(
+    values: Sequence[float], width: int, height: int, glyphs: Glyphs, ends: tuple[float, float] | None = None
+) -> list[str]:
+    """Return a curve between two ends, or its own, `height` lines from the top, of `width` cells."""
+    ends = bounds(values) if ends is None else ends
     if ends is None or width <= 0 or height <= 0:
         return [" " * width] * height
-    low, size = ends[0], (ends[1] - ends[0]) or 1.0
     across, down = (1, 1) if glyphs.ascii else (2, 4)
     cells = [[0] * width for _ in range(height)]
     last = None
@@ -71,7 +76,7 @@ def curve(values: Sequence[float], width: int, height: int, glyphs: Glyphs) -> l
         if not math.isfinite(value):
             last = None
             continue
-        y = round((height * down - 1) * (1 - (value - low) / size)) if ends[1] > low else height * down // 2
+        y = _dot(value, ends, height * down)
         # The curve has no gaps: from the height of the last point to this one.
         for each in range(
             min(y, y if last is None else last + (y > last)), max(y, y if last is None else last - (y < last)) + 1
@@ -83,14 +88,10 @@ def curve(values: Sequence[float], width: int, height: int, glyphs: Glyphs) -> l
     return ["".join(chr(_BRAILLE + cell) if cell else " " for cell in line) for line in cells]
 
 
-def named_curve(
-    name: str, values: Sequence[float], width: int, height: int, glyphs: Glyphs, text: Callable[[float], str]
-) -> list[Row]:
-    """Return a curve of `width` cells with its name and ends before it; logarithmic where a line would show nothing."""
-    ends = bounds(values)
-    is_log = ends is not None and ends[0] > 0 and ends[1] > LOG_FROM * ends[0]
-    drawn = [math.log(value) for value in values] if is_log else values
-    return labelled(curve(drawn, width, height, glyphs), ends, (name, "(log)" if is_log else ""), text, "accent")
+def _dot(value: float, ends: tuple[float, float], dots: int) -> int:
+    """Return how far from the top a value is, of so many dots."""
+    low, high = ends
+    return round((dots - 1) * (1 - (value - low) / (high - low))) if high > low else dots // 2
 
 
 def labelled(
@@ -101,25 +102,33 @@ def labelled(
     role: str,
 ) -> list[Row]:
     """Return curves with their name, their greatest and their least value in GUTTER cells before them."""
-    labels = [""] * len(lines)
+    labels = _labels(len(lines), ends, names, text)
+    return [((label, "dim"), (line, role)) for label, line in zip(labels, lines, strict=True)]
+
+
+def _labels(
+    lines: int, ends: tuple[float, float] | None, names: Sequence[str], text: Callable[[float], str]
+) -> list[str]:
+    """Return what stands before each line, in GUTTER cells: the greatest value, the names, the least value."""
+    labels = [""] * lines
     if ends is not None and lines:
         labels[-1], labels[0] = text(ends[0]), text(ends[1])
+        if ends[0] == ends[1] and lines > 2:
+            labels[-1] = labels[0] = ""
+            labels[lines // 2] = text(ends[0])
     for at, name in enumerate(names, 1):
         # Between the two ends; of one line alone the name is what matters.
-        if at < len(lines) - 1:
+        if at < lines - 1:
             labels[at] = name
-    if len(lines) == 1:
+    if lines == 1 and names:
         labels[0] = names[0]
-    return [
-        ((f"{label:>{GUTTER - 1}.{GUTTER - 1}} ", "dim"), (line, role))
-        for label, line in zip(labels, lines, strict=True)
-    ]
+    return [f"{label:>{GUTTER - 1}.{GUTTER - 1}} " for label in labels]
 
 
-def filled(values: Sequence[float], width: int, height: int, glyphs: Glyphs) -> list[str]:
-    """Return columns from 0 to the greatest value, `height` lines from the top."""
+def filled(values: Sequence[float], width: int, height: int, glyphs: Glyphs, most: float | None = None) -> list[str]:
+    """Return columns from 0 to `most`, or to the greatest value, `height` lines from the top."""
     ends = bounds(values)
-    top = ends[1] if ends is not None and ends[1] > 0 else 1.0
+    top = most or (ends[1] if ends is not None and ends[1] > 0 else 1.0)
     levels = [value / top * height if math.isfinite(value) else 0.0 for value in spread_over(values, width)]
     lines = []
     for row in range(height - 1, -1, -1):
@@ -184,3 +193,136 @@ def bar(share: float, width: int, glyphs: Glyphs) -> Row:
     done = min(width, max(0, round(share * width)))
     full, empty = ("#", ".") if glyphs.ascii else ("▓", "░")
     return ((full * done, "accent"), (empty * (width - done), "rule"))
+
+
+# --- a chart with its values: over time, beside others
+
+
+class Chart(NamedTuple):
+    """One series over time, and what it is compared with; all have the same buckets."""
+
+    name: str
+    values: Sequence[float]
+    text: Callable[[float], str]
+    """How a value is written."""
+    other_name: str = ""
+    other: Sequence[float] = ()
+    """A second series, drawn as a thin line."""
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+    """A range, which is shaded."""
+    range_name: str = "range"
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is a value of it."""
+        return any(map(math.isfinite, self.values))
+
+
+# Of a chart: its heading and the least lines of its curve.
+HEADING, LEAST_CURVE = 1, 4
+
+
+def stacked(charts: Sequence[Chart], width: int, height: int, glyphs: Glyphs, at: int | None = None) -> list[Row]:
+    """Return as many charts as fit below each other, each with its values in bucket `at`, or the newest ones."""
+    count = min(len(charts), max(1, height // (HEADING + LEAST_CURVE)))
+    rows: list[Row] = []
+    for number, chart in enumerate(charts[:count]):
+        lines = (height - len(rows)) // (count - number) - HEADING
+        rows += [values_row(chart, at), *chart_rows(chart, width, lines, glyphs, at)]
+    return rows[:height]
+
+
+def values_row(chart: Chart, at: int | None) -> Row:
+    """Return the name of a chart, with its values in bucket `at`, or the newest ones."""
+
+    def text(values: Sequence[float]) -> str:
+        some = known(values) if at is None else known(values[at : at + 1])
+        return chart.text(some[-1]) if some else "-"
+
+    spans: list[Span] = [(f"  {chart.name} ", "head"), (text(chart.values), "text")]
+    if chart.other:
+        spans += [(f"   {chart.other_name} ", "dim"), (text(chart.other), "text")]
+    if chart.low:
+        low, high = text(chart.low), text(chart.high)
+        spans += [(f"   {chart.range_name} ", "dim"), (f"{low} to {high}", "text")] if low != high else []
+    return tuple(spans)
+
+
+def chart_rows(
+    chart: Chart, width: int, height: int, glyphs: Glyphs, at: int | None = None, names: Sequence[str] = ()
+) -> list[Row]:
+    """Return the curve of a chart over its second series, its range and the cursor at bucket `at`.
+
+    Before it stand its ends, and names between them. The scale is logarithmic where a curve would show nothing.
+    """
+    inner, height = max(0, width - GUTTER), max(0, height)
+    ends = bounds(itertools.chain(chart.values, chart.other, chart.low, chart.high))
+    is_log = ends is not None and ends[0] > 0 and ends[1] > LOG_FROM * ends[0]
+
+    def scaled(values: Sequence[float]) -> Sequence[float]:
+        return [math.log(value) for value in values] if is_log else values
+
+    scale, down = bounds(scaled(ends)) if ends else None, 1 if glyphs.ascii else 4
+
+    def lines_of(values: Sequence[float]) -> list[int | None]:
+        """Return the line of each column, from the top."""
+        shown = spread_over(scaled(values), inner)
+        dots = [_dot(value, scale, height * down) if scale and math.isfinite(value) else None for value in shown]
+        return [None if dot is None else dot // down for dot in dots] or [None] * inner
+
+    others, tops, bottoms = lines_of(chart.other), lines_of(chart.high), lines_of(chart.low)
+    cursor = column_of(at, len(chart.values), inner)
+    thin, shade = ("-", ":") if glyphs.ascii else ("─", "░")
+    rows: list[list[Span]] = []
+    for y, line in enumerate(curve(scaled(chart.values), inner, height, glyphs, scale)):
+        cells: list[Span] = []
+        for x, glyph in enumerate(line):
+            top, bottom = tops[x], bottoms[x]
+            if glyph != " ":
+                cells.append((glyph, "accent"))
+            elif x == cursor:
+                cells.append((glyphs.bar, "key"))
+            elif others[x] == y:
+                cells.append((thin, "warn"))
+            elif top is not None and bottom is not None and top <= y <= bottom:
+                cells.append((shade, "off"))
+            else:
+                cells.append((" ", ""))
+        runs = itertools.groupby(cells, itemgetter(1))
+        rows.append([("".join(text for text, _ in run), role) for role, run in runs])
+    labels = _labels(height, ends, (*names, "(log)" if is_log else ""), chart.text)
+    return [((label, "dim"), *spans) for label, spans in zip(labels, rows, strict=True)]
+
+
+def column_of(at: int | None, buckets: int, columns: int) -> int | None:
+    """Return the column that shows a bucket."""
+    if at is None or not buckets or not columns:
+        return None
+    return at * columns // buckets if buckets > columns else round(at * (columns - 1) / max(1, buckets - 1))
+
+
+def bucket_at(column: int, buckets: int, columns: int) -> int:
+    """Return the bucket that a column shows."""
+    last = max(1, columns - 1)
+    at = -(-column * buckets // columns) if buckets > columns > 0 else round(column * (buckets - 1) / last)
+    return max(0, min(buckets - 1, at))
+
+
+def axis(begin_s: float, end_s: float, width: int, cursor: tuple[float, int] | None = None) -> Row:
+    """Return the times below charts of `width` cells: when they begin and end, and that of the cursor at its column."""
+    days = end_s - begin_s > 86400
+
+    def text(time_s: float) -> str:
+        return words.date_ns(int(time_s * 1e9))[5:16] if days else words.clock_ns(int(time_s * 1e9), millis=False)
+
+    span = f"{words.age(end_s - begin_s):>{GUTTER - 1}} "
+    first, last = text(begin_s), text(end_s)
+    if cursor is None:
+        return spread(((span, "dim"), (first, "time")), ((last, "time"),), width)
+    mark = text(cursor[0])
+    left = max(0, min(width - GUTTER - len(mark), cursor[1] - len(mark) // 2))
+    # Where it has no room beside it, an end of the axis is not named.
+    before = f"{first if left > len(first) else '':<{left}}"
+    after = max(0, width - GUTTER - left - len(mark))
+    return ((span, "dim"), (before, "time"), (mark, "key"), (f"{last if after > len(last) else '':>{after}}", "time"))

@@ -15,20 +15,20 @@ from supervisor.wording.stacks import numbered_source
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from remote_agent.wire.documents import MissingRanks, SourceExcerpt, WaitingCall
     from supervisor.tui.looks import Glyphs
     from supervisor.tui.model import NodeRow
-    from supervisor.tui.source import Json
 
 # From this many cells on the source has room beside the ranks.
 BESIDE: Final = 100
 # In a larger group nodes of which all ranks wait alike share one line.
 MAX_SHOWN: Final = 64
-# Of a group that is over, whose nodes nobody knows any more.
+# Ranks of a line if the group is over and its nodes are no longer known.
 _CHUNK: Final = 8
 _INDENT: Final = "  "
 
 
-def hang_rows(missing: Json, nodes: Sequence[NodeRow], width: int, glyphs: Glyphs, *, over: bool) -> list[Row]:
+def hang_rows(missing: MissingRanks, nodes: Sequence[NodeRow], width: int, glyphs: Glyphs, *, over: bool) -> list[Row]:
     """Return the picture; `nodes`: those of the group, none where they are not known; `over`: the hang has ended."""
     sources = list((missing.get("sources") or {}).items())
     beside = bool(sources) and width >= BESIDE
@@ -41,7 +41,7 @@ def hang_rows(missing: Json, nodes: Sequence[NodeRow], width: int, glyphs: Glyph
     return [(*fit_row(one, left, glyphs.more), *other) for one, other in rows]
 
 
-def _places(missing: Json, nodes: Sequence[NodeRow]) -> Mapping[str, Sequence[int]]:
+def _places(missing: MissingRanks, nodes: Sequence[NodeRow]) -> Mapping[str, Sequence[int]]:
     """Return the ranks by node, or by the first of some where the nodes are not known."""
     called = {rank for call in _calls(missing) for rank in call["ranks"]}
     everyone = sorted(called.union(missing["waiting"], missing["missing"]))
@@ -52,18 +52,21 @@ def _places(missing: Json, nodes: Sequence[NodeRow]) -> Mapping[str, Sequence[in
     return {f"r{chunk[0]}": chunk for chunk in chunks}
 
 
-def _calls(missing: Json) -> list[Json]:
+def _calls(missing: MissingRanks) -> list[WaitingCall]:
     """Return what the ranks wait in; an agent of an older version reports one collective for all."""
-    one = {"collective": missing["collective"] or "collective", "seq": missing["seq"], "ranks": missing["waiting"]}
-    return missing.get("calls") or ([one] if missing["waiting"] else [])
+    name, waiting = missing["collective"] or "collective", missing["waiting"]
+    one: WaitingCall = {"collective": name, "seq": missing["seq"], "group": "0", "ranks": waiting}
+    return missing.get("calls") or ([one] if waiting else [])
 
 
-def _call_text(call: Json) -> str:
-    group = f" of group {clean(call['group'])}" if call.get("group", "0") not in ("", "0") else ""
+def _call_text(call: WaitingCall) -> str:
+    group = f" of group {clean(call['group'])}" if call["group"] not in ("", "0") else ""
     return f"{clean(call['collective'])} {'' if call['seq'] is None else call['seq']}".rstrip() + group
 
 
-def _queues(missing: Json, places: Mapping[str, Sequence[int]], width: int, glyphs: Glyphs, over: bool) -> list[Row]:
+def _queues(
+    missing: MissingRanks, places: Mapping[str, Sequence[int]], width: int, glyphs: Glyphs, over: bool
+) -> list[Row]:
     rows: list[Row] = []
     absent = set(missing["missing"])
     calls = _calls(missing)
@@ -84,7 +87,7 @@ def _queues(missing: Json, places: Mapping[str, Sequence[int]], width: int, glyp
     return rows
 
 
-def _by_place(missing: Json) -> dict[str, list[int]]:
+def _by_place(missing: MissingRanks) -> dict[str, list[int]]:
     """Return the ranks by the place at which they are."""
     places: dict[str, list[int]] = {}
     for rank, place in missing["stacks"].items():
@@ -99,8 +102,8 @@ def _strips(
     """Return a glyph for each rank, node by node, as many nodes in a line as fit."""
     alike = [name for name, ranks in places.items() if waiting.issuperset(ranks)]
     is_large = sum(len(ranks) for ranks in places.values()) > MAX_SHOWN
-    shown = [name for name in places if not (is_large and name in alike)]
-    strips = [((f"{name} ", "dim"), *_strip(places[name], waiting, absent, glyphs)) for name in shown]
+    names = [name for name in places if not (is_large and name in alike)]
+    strips = [((f"{name} ", "dim"), *_strip(places[name], waiting, absent, glyphs)) for name in names]
     rows: list[Row] = []
     for strip in strips:
         if rows and row_width(rows[-1]) + 2 + row_width(strip) < width:
@@ -124,7 +127,7 @@ def _strip(ranks: Sequence[int], waiting: set[int], absent: set[int], glyphs: Gl
     return [(glyph * len(list(same)), role) for (glyph, role), same in looks]
 
 
-def _source(missing: Json, place: str, source: Json, glyphs: Glyphs) -> list[Row]:
+def _source(missing: MissingRanks, place: str, source: SourceExcerpt, glyphs: Glyphs) -> list[Row]:
     """Return the lines of the script around a place, with the ranks that are there."""
     ranks = _by_place(missing).get(clean(place), [])
     rows: list[Row] = [((f"{_INDENT}{name_ranks(ranks)} at ", "dim"), (clean(place), "title"))]

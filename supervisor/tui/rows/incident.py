@@ -8,16 +8,16 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import TYPE_CHECKING, NamedTuple
 
-from remote_agent.text.names import count, name_ranks
+from remote_agent.text.names import RANK_LOG, count, name_ranks
 from supervisor.tui.rows.hang import hang_rows
 from supervisor.tui.rows.spans import EMPTY, Row, Span, clean, fit, wrap
 from supervisor.wording import incidents, values
 from supervisor.wording.incidents import category_text
 
 if TYPE_CHECKING:
+    from remote_agent.wire.documents import EvidenceEntry, IncidentDocument
     from supervisor.tui.looks import Glyphs
     from supervisor.tui.model import Snapshot
-    from supervisor.tui.source import Json
 
 
 class LogPlace(NamedTuple):
@@ -75,20 +75,16 @@ class PageBuilder:
             self.add(((" " * indent + line, role),))
 
 
-def place_of(evidence: Json, generation: int) -> LogPlace | None:
+def place_of(evidence: EvidenceEntry) -> LogPlace | None:
     """Where a piece of evidence stands, if it is in one of the logs that an agent serves."""
-    path = PurePath(evidence.get("file") or "")
-    rank, line = evidence.get("rank"), evidence.get("line")
-    if rank is None or path.name not in ("stdout.log", "stderr.log", "nccl.log"):
+    log, line = RANK_LOG.search(evidence.get("file") or ""), evidence.get("line")
+    if log is None:
         return None
-    for part in path.parts:
-        if part.startswith("generation_") and part[11:].isdigit():
-            generation = int(part[11:])
-    return LogPlace(evidence.get("node") or "", generation, rank, path.stem, 1 if line is None else line)
+    return LogPlace(evidence.get("node") or "", int(log[1]), int(log[2]), log[3], 1 if line is None else line)
 
 
 def incident_lines(
-    incident: Json, snapshot: Snapshot, width: int, glyphs: Glyphs, *, unfolded: bool, now_s: float
+    incident: IncidentDocument, snapshot: Snapshot, width: int, glyphs: Glyphs, *, unfolded: bool, now_s: float
 ) -> list[PageLine]:
     """The page of one incident; now_s: Unix time."""
     page = PageBuilder(width, glyphs)
@@ -102,7 +98,7 @@ def incident_lines(
     return page.lines
 
 
-def _culprit(page: PageBuilder, incident: Json, now_s: float) -> None:
+def _culprit(page: PageBuilder, incident: IncidentDocument, now_s: float) -> None:
     confidence = clean(incident["confidence"])
     title = "hang" if incidents.is_hang(incident) else "first failure"
     page.section(title, f"confidence: {confidence}", "ok" if confidence == "established" else "warn")
@@ -124,12 +120,12 @@ def _culprit(page: PageBuilder, incident: Json, now_s: float) -> None:
         page.prose(text, "bad" if incidents.is_open(incident) else "ok", 4)
 
 
-def _exit(incident: Json) -> str:
+def _exit(incident: IncidentDocument) -> str:
     ended = incident["exit"]
     return ended["signal"] or (f"exit {ended['code']}" if ended["code"] is not None else "")
 
 
-def _missing(page: PageBuilder, incident: Json, snapshot: Snapshot) -> None:
+def _missing(page: PageBuilder, incident: IncidentDocument, snapshot: Snapshot) -> None:
     missing = incident.get("missing")
     if missing is None:
         return
@@ -140,7 +136,7 @@ def _missing(page: PageBuilder, incident: Json, snapshot: Snapshot) -> None:
         page.add(row)
 
 
-def _traceback(page: PageBuilder, incident: Json) -> None:
+def _traceback(page: PageBuilder, incident: IncidentDocument) -> None:
     text = (incident.get("traceback") or "").rstrip()
     if not text:
         return
@@ -152,11 +148,11 @@ def _traceback(page: PageBuilder, incident: Json) -> None:
             page.add(((f"   {piece}", "bad" if last else "text" if line.lstrip().startswith("File") else "dim"),))
 
 
-def _evidence(page: PageBuilder, incident: Json) -> None:
+def _evidence(page: PageBuilder, incident: IncidentDocument) -> None:
     evidence = incident["evidence"]
     if not evidence:
         return
-    places = [place_of(entry, incident["generation"]) for entry in evidence]
+    places = [place_of(entry) for entry in evidence]
     page.section("evidence", "enter: open the line in the log" if any(places) else "")
     for entry, place in zip(evidence, places, strict=True):
         where = f"r{entry.get('rank')}" if entry.get("rank") is not None else ""
@@ -173,7 +169,7 @@ def _evidence(page: PageBuilder, incident: Json) -> None:
         page.add(row, place)
 
 
-def _victims(page: PageBuilder, incident: Json, unfolded: bool) -> None:
+def _victims(page: PageBuilder, incident: IncidentDocument, unfolded: bool) -> None:
     victims = incident["victims"]
     if not victims:
         return
@@ -186,7 +182,7 @@ def _victims(page: PageBuilder, incident: Json, unfolded: bool) -> None:
             page.prose(entry["summary"], "dim", 10)
 
 
-def _next(page: PageBuilder, incident: Json, snapshot: Snapshot, now_s: float) -> None:
+def _next(page: PageBuilder, incident: IncidentDocument, snapshot: Snapshot, now_s: float) -> None:
     if incidents.is_open(incident) or snapshot.ended:
         page.section("what happens next")
         page.prose(what_next(snapshot, now_s), "text")

@@ -12,15 +12,16 @@ import re
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from remote_agent.text.names import ranges
-from remote_agent.wire.events import EventType, label
+from remote_agent.wire.events import LIVE_RANKS, EventType, label
 from supervisor.tui import looks
 from supervisor.tui.rows.spans import Row, Span, clean, fit, fit_row, row_width, width_of, wrap
-from supervisor.wording import values
+from supervisor.wording import usage, values
 from supervisor.wording.events import ROLES, event_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
+    from remote_agent.wire.documents import JournalEvent
     from supervisor.tui.looks import Glyphs
     from supervisor.tui.model import NodeRow, RankRow, Snapshot
 
@@ -96,8 +97,8 @@ class SortOrder:
         return SortOrder(name, not self.falling) if name == self.column else SortOrder(name, name in FALLING)
 
 
-# Of these the greatest values are of interest.
-FALLING: Final = ("output", "loss", "lag", "gpu%", "gpu mem", "temp", "power", "cpu", "rss", "mem", "net in/out")
+# In these columns the greatest values are of interest.
+FALLING: Final = {"output", *(column.name for column in (*usage.NODE_COLUMNS, *usage.RANK_COLUMNS) if column.falling)}
 
 
 def _first(pair: tuple[Any, object]) -> Any:
@@ -247,8 +248,8 @@ def _rank_output(rank: RankRow) -> Row:
 
 def _why(node: NodeRow) -> Row:
     bad = node.state in ("failed", "lost") or (node.link in ("failed", "lost") and not node.left)
-    said = node.why if bad or (node.state in ("connecting", "removed") and not node.left) else node.reason
-    return ((said, "warn" if bad else "dim"),)
+    reason = node.why if bad or (node.state in ("connecting", "removed") and not node.left) else node.reason
+    return ((reason, "warn" if bad else "dim"),)
 
 
 def _link(node: NodeRow) -> Row:
@@ -261,7 +262,7 @@ def _state(rank: RankRow) -> str:
 
 
 def _running(node: NodeRow) -> str:
-    alive = sum(rank.state in ("running", "starting") for rank in node.ranks)
+    alive = sum(rank.state in LIVE_RANKS for rank in node.ranks)
     return f"{alive}/{len(node.ranks)}" if node.ranks else "-"
 
 
@@ -282,15 +283,11 @@ def glyph_spans(ranks: Sequence[RankRow], glyphs: Glyphs, stale: bool) -> list[S
     return spans
 
 
-LEGEND: Final = ("running", "starting", "silent", "failed", "killed", "succeeded")
-
-
 def legend(glyphs: Glyphs, ranks: Iterable[RankRow]) -> Row:
     """The meaning of the glyphs that occur."""
     spans: list[Span] = []
     present = {rank.look for rank in ranks}
-    for state in LEGEND:
-        look = looks.RANKS[state]
+    for state, look in looks.RANKS.items():
         words = [look.word] if look in present else []
         if state == "killed" and looks.VICTIM in present:
             words.insert(0, "failed as a consequence")
@@ -364,7 +361,7 @@ def _cells_of(name: str) -> int:
     return width_of(clean(name))
 
 
-def event_row(event: Mapping[str, Any], glyphs: Glyphs, width: int, *, wide: bool = False) -> Row:
+def event_row(event: JournalEvent, glyphs: Glyphs, width: int, *, wide: bool = False) -> Row:
     """One event; `wide` adds number and generation."""
     kind = str(event.get("type") or "?")
     role = ROLES.get(kind, "dim")

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Final, cast
 
 from textual.containers import Vertical
-from textual.screen import Screen
 
 from remote_agent.wire.events import Condition
 from supervisor.actions import BY_ID
@@ -19,7 +18,8 @@ from supervisor.tui.rows.spans import fit_row
 from supervisor.tui.shell import Target
 from supervisor.tui.widgets.ask import Ask
 from supervisor.tui.widgets.bars import AlertBar, Bar, KeyBar
-from supervisor.tui.widgets.lines import Drawn, LineView
+from supervisor.tui.widgets.chart_view import CHART_MIN, STEP, ChartView
+from supervisor.tui.widgets.lines import CellSelection, Drawn, LineView
 from supervisor.tui.widgets.picker import Picker
 from supervisor.tui.widgets.tables import DetailPane, LaidOut
 from supervisor.wording.goodput import start_waits
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 SMALLEST: Final = (60, 16)
 NO_TABLE: Final = "no table here: the heat map shows all ranks"
+# What the title of charts says of their keys, by id.
+CHART_HINTS: Final = {"chart.earlier": "values", "chart.in": "zoom", "chart.compare": "compare"}
 NO_TABLE_ALONE: Final = "no table in this pane; esc shows all panes"
 
 
@@ -56,7 +58,7 @@ class TooSmall(Bar):
         return [Drawn(row if y == 0 else (), "", ("", "")) for y in range(self.size.height)]
 
 
-class LiveScreen(Screen[None], inherit_bindings=False):
+class LiveScreen(CellSelection[None], inherit_bindings=False):
     """One screen of the job."""
 
     NAME: ClassVar[str] = ""
@@ -149,8 +151,8 @@ class LiveScreen(Screen[None], inherit_bindings=False):
 
     def table(self) -> LaidOut | None:
         """The table that has the focus, else the first one that is shown."""
-        shown = [table for table in self.query(LaidOut) if table.is_on_screen and table.size]
-        return next((table for table in shown if table.has_focus), shown[0] if shown else None)
+        tables = [table for table in self.query(LaidOut) if table.is_on_screen and table.size]
+        return next((table for table in tables if table.has_focus), tables[0] if tables else None)
 
     def action_filter(self) -> None:
         """Ask for a text; the table follows while it is typed."""
@@ -176,6 +178,47 @@ class LiveScreen(Screen[None], inherit_bindings=False):
             table.sort_back()
         else:
             table.sort_next()
+
+    # --- charts
+
+    def place_chart(self, room: int) -> bool:
+        """Show the charts if they have values and `room` is enough, or if they are shown alone; returns whether."""
+        view = self.query_one(ChartView)
+        view.display = view.is_maximized or (view.is_known and room >= CHART_MIN)
+        view.styles.height = room
+        named = {key.id: keys.display(key.keys.split(",")[0]) for key in keys.of(self.NAME, self.shell.key_table)}
+        words = {**CHART_HINTS, "chart": "all panes" if view.is_maximized else "alone"}
+        view.hint = "  ".join(f"{named[id_]} {word}" for id_, word in words.items() if id_ in named)
+        if view.has_focus and not view.display:
+            self.set_focus(self.table(), scroll_visible=False)
+        return view.display
+
+    def action_chart(self) -> None:
+        """Show the charts alone, or all panes again."""
+        view = self.query_one(ChartView)
+        if view.is_maximized:
+            self.action_maximize()
+            return
+        view.display = True
+        self.set_focus(view, scroll_visible=False)
+        self.maximize(view)
+        self.call_after_refresh(self.shell.look_again)
+
+    def action_zoom(self, out: bool) -> None:
+        """Show a shorter or a longer part of the history; first the charts, where they have no room."""
+        view = self.query_one(ChartView)
+        if view.display:
+            view.zoom_by(1 / STEP if out else STEP)
+        else:
+            self.action_chart()
+
+    def action_cursor(self, columns: int) -> None:
+        """Move the cursor of the charts; first show them, where they have no room."""
+        view = self.query_one(ChartView)
+        if view.display:
+            view.action_cursor(columns)
+        else:
+            self.action_chart()
 
     # --- keys that work everywhere
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 PLACE_MAX: Final = 24
 JOB_MAX: Final = 28
-# Files of a job that nobody ended, and no agent.
+# The job has files and no recorded end, but no agent.
 _ABANDONED: Final = looks.Look("-", "-", "NO AGENT", "off")
 _LISTED: Final = {"starting": Condition.LAUNCHING}
 
@@ -55,7 +55,7 @@ class JobTable(LaidOut):
         """Show a newer state; `reading`: hosts have not answered yet."""
         self._again = lambda: self.show_jobs(jobs, reading=reading)
         columns = home_columns(jobs, self.glyphs, times.now())
-        shown = self.chosen(jobs, columns)
+        chosen = self.chosen(jobs, columns)
         self.table = Table(columns, self.line_width, self.glyphs)
         self.head = self.table.head(self.order)
         self.heading = "jobs"
@@ -63,8 +63,8 @@ class JobTable(LaidOut):
         if reading and not jobs:
             self.placeholder = ((" asking the hosts", "dim"),)
         self.show(
-            [JobChoice(job.words, str(job.listed.get("job"))) for job in shown],
-            lambda index: self.table.row(shown[index]),
+            [JobChoice(job.words, str(job.listed.get("job"))) for job in chosen],
+            lambda index: self.table.row(chosen[index]),
         )
 
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from textual.widget import Widget
 
+    from remote_agent.wire.documents import IncidentDocument
     from supervisor.tui.model import Snapshot
-    from supervisor.tui.source import Json
 
 
 def _before_the_verdict(snapshot: Snapshot) -> Row:
@@ -98,15 +98,17 @@ class IncidentScreen(LiveScreen):
         picker.action_edge(False)
         self.shell.look_again()
 
-    def _current(self) -> Json | None:
+    def _current(self) -> IncidentDocument | None:
         incidents = self.shell.source.incidents
         self._back = max(0, min(self._back, len(incidents) - 1))
         return incidents[-1 - self._back] if incidents else self.shell.snapshot.incident
 
     def selection(self) -> Target:
         """The culprit."""
-        incident = self._current() or {}
-        ranks, node = incident.get("culprit_ranks"), incident.get("culprit_node")
+        incident = self._current()
+        if incident is None:
+            return Target(None, None)
+        ranks, node = incident["culprit_ranks"], incident["culprit_node"]
         return Target(clean(node) if node else None, ranks[0] if ranks else None)
 
     def action_turn(self, step: int) -> None:
@@ -115,7 +117,8 @@ class IncidentScreen(LiveScreen):
 
     def action_logs(self) -> None:
         """Open the culprit's log of that generation."""
-        self.shell.open_log(self.selection(), (self._current() or {}).get("generation"))
+        incident = self._current()
+        self.shell.open_log(self.selection(), incident and incident["generation"])
 
     @on(Picker.Opened)
     def open_line(self, event: Picker.Opened) -> None:

@@ -90,10 +90,10 @@ def launch_rows(snapshot: Snapshot, width: int, glyphs: Glyphs, now_s: float) ->
         for number, row in enumerate(_host(node, room, width, glyphs, now_s if snapshot.bringing_up else None)):
             lines.append(((node.name, number), row))
     if snapshot.problem:
-        said = [(line, "bad") for line in wrap(snapshot.problem, width - 2)]
-        said += [(line, "text") for line in wrap(snapshot.hint, width - 2)] if snapshot.hint else []
+        details = [(line, "bad") for line in wrap(snapshot.problem, width - 2)]
+        details += [(line, "text") for line in wrap(snapshot.hint, width - 2)] if snapshot.hint else []
         lines.append((("", 0), ()))
-        for number, (line, role) in enumerate(said, 1):
+        for number, (line, role) in enumerate(details, 1):
             lines.append((("", number), ((f" {line}", role),)))
     return lines
 

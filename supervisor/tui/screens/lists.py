@@ -5,17 +5,21 @@ In: snapshots. Out: a selection.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from textual import on
 
 from supervisor.tui.history import Past
+from supervisor.tui.rows.series import GPU_KINDS, NODE_KINDS, RANK_KINDS, gpu_wall, node_charts, rank_charts
 from supervisor.tui.rows.tables import node_lines
-from supervisor.tui.rows.usage import PAST_KINDS, node_usage_lines, rank_lines
+from supervisor.tui.rows.usage import node_usage_lines, rank_lines
 from supervisor.tui.screens.base import LiveScreen
 from supervisor.tui.shell import Target
+from supervisor.tui.training import chosen
+from supervisor.tui.widgets.chart_view import ChartView
 from supervisor.tui.widgets.picker import Picker
 from supervisor.tui.widgets.tables import DetailPane, NodeTable, RankTable
+from supervisor.wording import usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,6 +27,8 @@ if TYPE_CHECKING:
     from textual.widget import Widget
 
     from supervisor.tui.model import Snapshot
+    from supervisor.tui.rows.spans import Row
+    from supervisor.tui.widgets.tables import LaidOut
 
 
 class NodesScreen(LiveScreen):
@@ -35,6 +41,23 @@ class NodesScreen(LiveScreen):
         """A table, and all about the selected node."""
         yield NodeTable("nodes")
         yield DetailPane("detail")
+        yield ChartView("chart")
+
+    def on_mount(self) -> None:
+        """Prepare for the history of the selected node."""
+        self._past = Past(self.shell)
+
+    def tick(self, snapshot: Snapshot, age_s: float, changed: bool) -> None:
+        """Keep the history of the selected node new."""
+        super().tick(snapshot, age_s, changed)
+        node, chart = snapshot.nodes_by_name.get(self.selection().node or ""), self.query_one(ChartView)
+        if node is None:
+            return
+        if usage.gpus_of(node.vitals) and not chart.is_maximized:
+            # One strip of four, beside its bar and its value.
+            self._past.ask(snapshot, GPU_KINDS, None, self.size.width // 8, node=node.name)
+        else:
+            self._past.ask(snapshot, NODE_KINDS, None, chart.points, zoom=chart.zoom, node=node.name)
 
     def show(self, snapshot: Snapshot) -> None:
         """Show a newer state."""
@@ -55,10 +78,18 @@ class NodesScreen(LiveScreen):
 
     def _show_detail(self, snapshot: Snapshot) -> None:
         node = snapshot.nodes_by_name.get(self.selection().node or "")
-        width = self.size.width - 1
-        lines = node_lines(node, snapshot, width) + node_usage_lines(node, width) if node is not None else []
-        title = f"node {node.name}" if node is not None else ""
-        self.query_one(DetailPane).show_below(self.query_one(NodeTable), title, lines, self.size.height)
+        table, width = self.query_one(NodeTable), self.size.width - 1
+        lines, name = [], ""
+        if node is not None:
+            name, series = node.name, self._past.series
+            lines = node_lines(node, snapshot, width) + node_usage_lines(node, width)
+            room = room_below(table, len(lines), self.size.height)
+            lines += gpu_wall(node, series, width, room, self.shell.glyphs)
+            whole = self._past.whole(snapshot)
+            title = f"history of node {name}"
+            self.query_one(ChartView).show(title, series, whole, name, lambda known: node_charts(known, name))
+        self.place_chart(room_below(table, len(lines), self.size.height) if node is not None else 0)
+        self.query_one(DetailPane).show_below(table, f"node {name}" if name else "", lines, self.size.height)
 
     def selection(self) -> Target:
         """The selected node."""
@@ -71,27 +102,61 @@ class NodesScreen(LiveScreen):
         self.shell.open_ranks_of(str(event.key))
 
 
+def room_below(table: LaidOut, lines: int, screen_height: int) -> int:
+    """Return the lines that are left below a table, which keeps half of the screen if it needs it, and a page."""
+    room = screen_height - 4
+    return room - min(table.line_count() + 2, room // 2) - lines - 1
+
+
+# What the charts of a rank are compared with.
+BESIDE: Final = ("all", "marked", "none")
+
+
 class RanksScreen(LiveScreen):
-    """Every rank, and all about the selected one."""
+    """Every rank, and all about the selected one, beside the others."""
 
     NAME = "ranks"
     HAS_TABLES = True
 
     def body(self) -> Iterable[Widget]:
-        """A table, and a page."""
+        """A table, a page, and charts."""
         yield RankTable("ranks")
         yield DetailPane("detail")
+        yield ChartView("chart")
 
     def on_mount(self) -> None:
-        """Prepare for the history of the selected rank."""
+        """Prepare for the history of the ranks."""
         self._past = Past(self.shell)
+        self._beside = BESIDE[0]
 
     def tick(self, snapshot: Snapshot, age_s: float, changed: bool) -> None:
-        """Keep the history of the selected rank new."""
+        """Keep the history of the selected rank, and of those beside it, new."""
         super().tick(snapshot, age_s, changed)
         rank = self.selection().rank
         if rank is not None:
-            self._past.ask(snapshot, PAST_KINDS, [rank], 2 * self.size.width)
+            some, chart = chosen(snapshot), self.query_one(ChartView)
+            ids = None if some is None else sorted({rank, *some, *self.shell.preferences.ranks})
+            self._past.ask(snapshot, RANK_KINDS, ids, chart.points, zoom=chart.zoom)
+
+    def action_compare(self) -> None:
+        """Compare the selected rank with all ranks, with the marked ones, or with none."""
+        at = BESIDE.index(self._beside) + 1
+        self._beside = BESIDE[at % len(BESIDE)]
+        if self._beside == "marked" and not self.shell.preferences.ranks:
+            self._beside = "none"
+        self.shell.look_again()
+
+    def _compared(self, snapshot: Snapshot, rank: int) -> tuple[tuple[int, ...], str]:
+        """Return the ranks beside the selected one, and what they are."""
+        if self._beside == "marked":
+            marked = tuple(one for one in self.shell.preferences.ranks if one != rank)
+            return marked, f"rank {marked[0]}" if len(marked) == 1 else f"{len(marked)} marked ranks" if marked else ""
+        if self._beside == "none" or len(snapshot.ranks) < 2:
+            return (), ""
+        some, total = chosen(snapshot), len(snapshot.ranks)
+        if some is None:
+            return tuple(one.rank for one in snapshot.ranks), f"all {total} ranks"
+        return tuple(some), f"{len(some)} of {total} ranks"
 
     def show(self, snapshot: Snapshot) -> None:
         """Show a newer state."""
@@ -106,11 +171,21 @@ class RanksScreen(LiveScreen):
     def _show_detail(self, snapshot: Snapshot) -> None:
         rank = snapshot.rank(self.selection().rank or 0)
         table, detail = self.query_one(RankTable), self.query_one(DetailPane)
-        width, glyphs = self.size.width - 1, self.shell.glyphs
-        room = detail.body_height if detail.is_maximized else self.size.height - 4 - table.line_count() - 2
-        lines = rank_lines(rank, self._past.series, width, room, glyphs) if rank is not None else []
-        title = f"rank {rank.rank}" if rank is not None else ""
-        detail.show_below(table, title, lines, self.size.height)
+        width, glyphs, series = self.size.width - 1, self.shell.glyphs, self._past.series
+        lines: list[Row] = []
+        if rank is not None:
+            number = rank.rank
+            beside, name = self._compared(snapshot, number)
+            title = f"history of rank {number}" + (f" beside {name}" if name else "")
+            whole = self._past.whole(snapshot)
+            of = (number, beside)
+            self.query_one(ChartView).show(title, series, whole, of, lambda known: rank_charts(known, number, beside))
+            lines = rank_lines(rank, None, width, glyphs)
+            if not self.place_chart(room_below(table, len(lines), self.size.height)):
+                lines = rank_lines(rank, series, width, glyphs)
+        else:
+            self.place_chart(0)
+        detail.show_below(table, f"rank {rank.rank}" if rank is not None else "", lines, self.size.height)
 
     def selection(self) -> Target:
         """The selected rank."""

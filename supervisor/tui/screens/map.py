@@ -21,6 +21,7 @@ from supervisor.tui.rows import tables
 from supervisor.tui.rows.tables import event_row
 from supervisor.tui.screens.base import LiveScreen
 from supervisor.tui.shell import Target
+from supervisor.tui.widgets.chart_view import ChartView
 from supervisor.tui.widgets.dashboard import Dashboard
 from supervisor.tui.widgets.picker import Picker
 from supervisor.tui.widgets.rank_grid import METRICS, RankGrid, lines_needed, nodes_per_line
@@ -57,6 +58,7 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
     def body(self) -> Iterable[Widget]:
         """The panes; which of them are shown depends on the size."""
         yield Dashboard("training")
+        yield ChartView("chart")
         yield RankGrid("grid")
         with Horizontal(id="band"):
             yield NodeTable("nodes")
@@ -75,6 +77,7 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
         self.query_one("#events", Picker).placeholder = ((" no event yet", "dim"),)
         self._layout: MapLayout | None = None
         self._past = Past(self.shell)
+        self._zoomed = Past(self.shell)
 
     def show(self, snapshot: Snapshot) -> None:
         """Lay out for the job's size, then fill the panes that are visible."""
@@ -98,6 +101,10 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
             self.query_one(RankGrid).show(snapshot, layout.per_node, ranks, nodes)
         self._show_events()
         self._show_tail(snapshot, layout)
+        if self.place_chart(0):
+            whole, series = self._zoomed.whole(snapshot), self._zoomed.series
+            chart = self.query_one(ChartView)
+            chart.show("history of the job", series, whole, None, lambda known: training.job_charts(known, newest))
 
     def _arrange(self, snapshot: Snapshot, trains: bool) -> MapLayout:
         width, height = self.size.width, self.size.height - 4
@@ -172,7 +179,7 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
         tail.redraw()
 
     def tick(self, snapshot: Snapshot, age_s: float, changed: bool) -> None:
-        """Keep the tail moving beside everything else."""
+        """Keep the tail moving in the background."""
         super().tick(snapshot, age_s, changed)
         tail = self.query_one(VirtualLog)
         if tail.display and tail.feed is not None:
@@ -180,7 +187,11 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
         self._ask_series(snapshot)
 
     def _ask_series(self, snapshot: Snapshot) -> None:
-        """Ask the nodes for newer series, in the background, if curves are shown."""
+        """Ask the nodes for newer series, in the background, if charts or curves are shown."""
+        chart = self.query_one(ChartView)
+        if chart.is_maximized:
+            self._zoomed.ask(snapshot, training.JOB_KINDS, training.chosen(snapshot), chart.points, zoom=chart.zoom)
+            return
         layout = self._layout
         has_past = snapshot.generation is not None and snapshot.generation > 0
         if layout is None or not (layout.training or has_past) or self.size.width < WIDE:
@@ -212,6 +223,10 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
             self.shell.open_ranks_of(str(event.key))
         else:
             self.shell.open_log(self.selection())
+
+    @on(Dashboard.TimeClicked)
+    def _go_to_time(self, event: Dashboard.TimeClicked) -> None:
+        self.shell.go_to_time(event.time_s)
 
     def action_open(self) -> None:
         """Open the selection."""

@@ -14,6 +14,7 @@ from textual import on
 from remote_agent.text.names import count, name_ranks, ranges
 from supervisor.errors import SupervisorError
 from supervisor.inventory.pattern import fold
+from supervisor.nccl import JOB_FACTS
 from supervisor.tui.rows.incident import PageBuilder, PageLine
 from supervisor.tui.rows.spans import Row, Span, clean, fit, wrap
 from supervisor.tui.screens.base import LiveScreen
@@ -21,17 +22,18 @@ from supervisor.tui.shell import Target
 from supervisor.tui.widgets.picker import Picker
 from supervisor.tui.widgets.tables import DetailPane
 from supervisor.wording.status import absent, environment, network
+from supervisor.wording.status import kinds as kinds_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from textual.widget import Widget
 
+    from remote_agent.wire.documents import Status
     from supervisor.nccl import Fabric
     from supervisor.tui.looks import Glyphs
     from supervisor.tui.model import Snapshot
     from supervisor.tui.rows.spans import Row
-    from supervisor.tui.source import Json
 
 WIDE: Final = 100
 # The columns of the table of nodes: fact, name, least width, widest.
@@ -88,7 +90,7 @@ def nccl_page(fabric: Fabric, width: int, glyphs: Glyphs) -> NcclPage:
     return page
 
 
-def no_output(generation: int, status: Json, width: int) -> list[Row]:
+def no_output(generation: int, status: Status, width: int) -> list[Row]:
     """What to do if there is no output of NCCL."""
     text = (
         f"no NCCL output yet in generation {max(0, generation)}: its log is off, no rank has initialized it yet, "
@@ -111,20 +113,11 @@ def short(transport: str) -> str:
 def _used(page: NcclPage) -> None:
     fabric = page.fabric
     page.section("in use", f"reported by {count(len(fabric.nodes), 'node')}")
-    facts = [
-        ("version", fabric.all_of("version")),
-        ("network", network(fabric)),
-        ("inside nodes", ", ".join(kind for kind, _ in fabric.inside().most_common())),
-        ("between nodes", ", ".join(kind for kind, _ in fabric.between().most_common())),
-        ("GPUDirect RDMA", fabric.all_of("gdr")),
-        ("NVLS", fabric.all_of("nvls")),
-        ("channels", fabric.all_of("channels")),
-        ("rings", fabric.all_of("rings")),
-        ("trees", fabric.all_of("trees")),
-        ("GID index", fabric.all_of("gid")),
-        ("collnet", fabric.all_of("collnet")),
-        ("tuner", fabric.all_of("tuner")),
-    ]
+    facts: list[tuple[str, str]] = []
+    for fact, label in JOB_FACTS.items():
+        facts.append((label, network(fabric) if fact == "network" else fabric.all_of(fact)))
+        if fact == "network":
+            facts += [("inside nodes", kinds_text(fabric.inside())), ("between nodes", kinds_text(fabric.between()))]
     line: list[Span] = [("  ", "")]
     used = 2
     for name, value in facts:
@@ -271,8 +264,8 @@ def _warnings(page: NcclPage) -> None:
     for one in warned:
         nodes = tuple(dict.fromkeys(one.ranks.values()))
         who = f"{name_ranks(list(one.ranks))} on {fold(nodes)}"
-        said: Row = (("  ! ", "warn"), (f"{one.meaning}: " if one.meaning else "", "text"), (clean(one.text), "warn"))
-        page.about(said, nodes, one.text, one.meaning, who)
+        row: Row = (("  ! ", "warn"), (f"{one.meaning}: " if one.meaning else "", "text"), (clean(one.text), "warn"))
+        page.about(row, nodes, one.text, one.meaning, who)
 
 
 def _environment(page: NcclPage) -> None:

@@ -6,6 +6,7 @@ In: snapshots, events. Out: a selection; ways to the logs and to what an event i
 from __future__ import annotations
 
 import datetime
+import math
 from typing import TYPE_CHECKING, Final
 
 from textual import on
@@ -14,12 +15,15 @@ from remote_agent.text.names import count
 from supervisor.inventory.pattern import fold
 from supervisor.tui import times
 from supervisor.tui.generations import Run, Runs, bar
+from supervisor.tui.history import Past
+from supervisor.tui.rows import charts
 from supervisor.tui.rows.tables import Column, Table, event_row, fact_lines, flow
 from supervisor.tui.screens.base import LiveScreen
 from supervisor.tui.shell import Target
+from supervisor.tui.training import SUMMED, chosen, newest
 from supervisor.tui.widgets.picker import Picker
 from supervisor.tui.widgets.tables import DetailPane
-from supervisor.wording import values
+from supervisor.wording import usage, values
 from supervisor.wording.events import phase_name, variables
 from supervisor.wording.status import environment, snapshot_words
 
@@ -28,10 +32,11 @@ if TYPE_CHECKING:
 
     from textual.widget import Widget
 
+    from remote_agent.wire.documents import Status
+    from supervisor.history import Series
     from supervisor.tui.looks import Glyphs
     from supervisor.tui.model import Snapshot
     from supervisor.tui.rows.spans import Row, Span
-    from supervisor.tui.source import Json
 
 # Letter and role by phase: the letter alone tells them apart.
 PHASES: Final = {
@@ -48,10 +53,14 @@ _LETTERS: Final = [f"{letter} {phase_name(name)}" for name, (letter, _) in PHASE
 LEGEND: Final = "restart: " + "  ".join(_LETTERS[:5])
 WIDE_LEGEND: Final = "restart: " + "  ".join(_LETTERS)
 BAR: Final = 24
+# Cells from which generations have their step time.
+SPEEDS_FROM: Final = 100
 
 
-def run_columns(runs: Sequence[Run], snapshot: Snapshot, width: int, glyphs: Glyphs) -> list[Column[Run]]:
-    """The columns of the table of generations."""
+def run_columns(
+    runs: Sequence[Run], snapshot: Snapshot, width: int, glyphs: Glyphs, series: Series | None = None
+) -> list[Column[Run]]:
+    """The columns of the table of generations; from the history, step time and throughput of each."""
     longest = max((run.took_ms or 0.0 for run in runs), default=0.0)
     columns: list[Column[Run]] = [
         Column("gen", 4, lambda run: ((f"g{run.number}", "title"),), 9),
@@ -62,10 +71,43 @@ def run_columns(runs: Sequence[Run], snapshot: Snapshot, width: int, glyphs: Gly
         Column("lasted", 12, lambda run: ((lasted(run), "dim"),), 7, at_right=True),
         Column("restart", 9, lambda run: ((_took(run), "text"),), 8, at_right=True),
     ]
+    if series is not None and width >= SPEEDS_FROM:
+        columns += speed_columns(runs, series, newest(snapshot).unit)
     if width >= 120:
         columns.append(Column("phases", BAR, lambda run: tuple(bar_spans(run, longest, BAR, glyphs)), 3))
     columns.append(Column("ended", 0, lambda run: _outcome(run, snapshot), 9))
     return columns
+
+
+def speed_columns(runs: Sequence[Run], series: Series, unit: str) -> list[Column[Run]]:
+    """The median step time of each generation, and its throughput if ranks print one in this unit."""
+    speeds = {run.number: _speeds(run, series) for run in runs}
+
+    def step_time(run: Run) -> Row:
+        took_s = speeds[run.number][0]
+        return (("-" if took_s is None else values.duration(took_s), "text"),)
+
+    def rate(run: Run) -> Row:
+        per_s = speeds[run.number][1]
+        return (("-" if per_s is None else usage.short(per_s), "text"),)
+
+    steps, rates = zip(*speeds.values(), strict=True) if speeds else ((), ())
+    columns = [Column("step time", 9, step_time, 7.5, at_right=True)] if any(steps) else []
+    return [*columns, Column(unit, 9, rate, 7.4, at_right=True)] if unit in SUMMED and any(rates) else columns
+
+
+def _speeds(run: Run, series: Series) -> tuple[float | None, float | None]:
+    """Return the median step time of a generation, and the throughput of all its ranks."""
+    began, ended = values.local_time(run.began_at), values.local_time(run.ended_at)
+    if began is None:
+        return None, None
+    # A bucket that another generation shares belongs to none.
+    first = max(0, math.ceil((began.timestamp() - series.begin_s) / series.width_s))
+    last = series.buckets
+    if ended is not None:
+        last = max(first, int((ended.timestamp() - series.begin_s) // series.width_s))
+    step_s, rate = (charts.usual(row[first:last] for row in series.of(kind).values()) for kind in ("step_s", "rate"))
+    return step_s, rate * run.world_size if rate is not None and run.world_size else None
 
 
 def _outcome(run: Run, snapshot: Snapshot) -> Row:
@@ -96,7 +138,7 @@ def bar_spans(run: Run, longest_ms: float, width: int, glyphs: Glyphs) -> list[S
 def run_lines(
     run: Run,
     snapshot: Snapshot,
-    status: Json,
+    status: Status,
     differs: Sequence[tuple[str, dict[str, tuple[str, ...]]]],
     width: int,
     glyphs: Glyphs,
@@ -111,16 +153,16 @@ def run_lines(
         lines += _restart(run, width, glyphs)
     mark = "S" if glyphs.ascii else "◆"
     lines += fact_lines([("saved", f"{mark} {words}", "key") for words in _saved(run, status)], width)
-    said = f"{run.world_size or '?'} ranks on {fold(run.nodes)}"
+    ranks = f"{run.world_size or '?'} ranks on {fold(run.nodes)}"
     charged = f"restarts {run.restarts}/{snapshot.max_restarts or 0}"
-    more = [("world", f"{said}   {charged}", "text")]
+    more = [("world", f"{ranks}   {charged}", "text")]
     if run.starts:
         more.append(("ranks", run.starts, "text"))
     if run.tree:
         more.append(("code", run.tree, "text"))
     if run.env:
         more.append(("set", variables({"env": run.env}), "text"))
-    if status.get("environment") and environment(status) and run.env != (status["environment"].get("env") or {}):
+    if (overrides := status.get("environment")) and environment(status) and run.env != overrides["env"]:
         more.append(("to set", environment(status), "warn"))
     for name, by_value in differs:
         text = "; ".join(f"{value} on {fold(nodes)}" for value, nodes in by_value.items())
@@ -130,7 +172,7 @@ def run_lines(
     return lines + fact_lines(more, width)
 
 
-def _saved(run: Run, status: Json) -> list[str]:
+def _saved(run: Run, status: Status) -> list[str]:
     """The kept snapshots that this generation has written, newest first; `x b` goes back to one."""
     began, ended = values.local_time(run.began_at), values.local_time(run.ended_at)
     snapshots = []
@@ -173,9 +215,16 @@ class RunScreen(LiveScreen):
     def on_mount(self) -> None:
         """Say so when there is nothing."""
         self._runs = Runs()
+        self._past = Past(self.shell)
         self._table_lines = 0
         self.query_one("#events", Picker).placeholder = ((" no event yet", "dim"),)
         self._generations.placeholder = ((" no generation yet", "dim"),)
+
+    def tick(self, snapshot: Snapshot, age_s: float, changed: bool) -> None:
+        """Keep the history of all generations new."""
+        super().tick(snapshot, age_s, changed)
+        if self.size.width >= SPEEDS_FROM:
+            self._past.ask(snapshot, ("step_s", "rate"), chosen(snapshot), self.size.width)
 
     @property
     def _generations(self) -> Picker:
@@ -199,14 +248,14 @@ class RunScreen(LiveScreen):
         picker = self._generations
         newest_first = self._runs.runs[::-1]
         by_number = {run.number: run for run in newest_first}
-        columns = run_columns(newest_first, snapshot, self.size.width, self.shell.glyphs)
+        columns = run_columns(newest_first, snapshot, self.size.width, self.shell.glyphs, self._past.series)
         table = Table(columns, self.size.width - 1, self.shell.glyphs)
         picker.head = table.head()
         picker.heading = count(len(newest_first), "generation") if newest_first else "generations"
         legend = WIDE_LEGEND if self.size.width >= 120 else LEGEND
         picker.note = ((legend, "dim"),) if self.size.width >= 80 else ()
         keys = [run.number for run in newest_first]
-        # Who has not chosen one sees the newest.
+        # If none has been selected, the newest one is shown.
         follows = picker.cursor <= 0 and not picker.has_focus
         self._table_lines = min(len(keys) + 2, max(4, (self.size.height - 4) // 3))
         picker.styles.height = self._table_lines

@@ -5,9 +5,13 @@ In: a snapshot; the name of the screen. Out: two rows each.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from rich.style import Style
+
 from remote_agent.text.names import count
+from remote_agent.wire.events import LIVE_RANKS
 from supervisor.inventory.pattern import fold
 from supervisor.tui import keys, times
 from supervisor.tui.rows.spans import EMPTY, Row, Span, clean, fit_row, row_width, spread
@@ -42,8 +46,8 @@ def alert_rows(
     # A frozen display stays at its time.
     now_s = times.now() - (paused_s or 0.0)
     state = _state_row(snapshot, end, width, glyphs)
-    second = _next_row(snapshot, age_s, now_s, width, glyphs)
-    return state, fit_row(((f" {waits}  ", "start"), *second), width, glyphs.more) if waits else second
+    waiting: Row = ((f" {waits}  ", "start"),) if waits else EMPTY
+    return state, (*waiting, *_next_row(snapshot, age_s, now_s, width - row_width(waiting), glyphs))
 
 
 def _state_row(snapshot: Snapshot, end: Row, width: int, glyphs: Glyphs) -> Row:
@@ -93,7 +97,7 @@ def _counts(snapshot: Snapshot) -> list[tuple[int, Row]]:
     elif awaited:
         facts.append((3, ((f"{len(members)}/{len(awaited)}", "text"), (" nodes", "dim"))))
     if snapshot.ranks:
-        alive = sum(snapshot.states[state] for state in ("running", "silent", "starting"))
+        alive = sum(snapshot.states[state] for state in LIVE_RANKS)
         done = snapshot.states["succeeded"]
         share = f"{done}/{len(snapshot.ranks)}" if done and not alive else f"{alive}/{len(snapshot.ranks)}"
         facts.append((2, ((share, "text"), (" ranks done" if done and not alive else " ranks", "dim"))))
@@ -133,7 +137,7 @@ def _failure_row(snapshot: Snapshot, following: str, now_s: float, width: int, g
     end: list[Span] = [("  [i] why ", "key")]
     left = _verdict(snapshot, now_s)
     if width >= 100:
-        left.append((f"  {values.clock((snapshot.incident or {}).get('time'))}", "dim"))
+        left.append((f"  {values.clock(snapshot.incident and snapshot.incident['time'])}", "dim"))
     if following:
         plan = f" {glyphs.dot} next: {following}"
         if row_width(left) + row_width(end) + len(plan) > width:
@@ -220,9 +224,14 @@ ALL_PANES = "all panes"
 STAY = ("actions", ALL_PANES, "help", "detach", "quit", "abort")
 
 
+# What is written in brackets in the upper bar.
+LINKS: Final = {"[i]": "app.incident", "[q]": "app.leave"}
+
+
 class Bar(LineView, can_focus=False):
     """Two rows that fill the width."""
 
+    ALLOW_SELECT = False
     DEFAULT_CSS = "Bar { height: 2; width: 100%; }"
 
     def __init__(self, id: str) -> None:  # noqa: A002
@@ -232,6 +241,10 @@ class Bar(LineView, can_focus=False):
     def _draw_all(self) -> list[Drawn]:
         rows = (*self.rows, *([EMPTY] * self.size.height))
         return [Drawn(row, "", ("", "")) for row in rows[: self.size.height]]
+
+    def _link(self, role: str | Style, action: str) -> Style:
+        """The style of text that runs an action when it is clicked on."""
+        return self.chrome.palette.style(role) + Style(meta={"@click": action})
 
 
 class AlertBar(Bar):
@@ -248,8 +261,13 @@ class AlertBar(Bar):
     ) -> None:
         """Show a newer state; `paused_s`: seconds since the display was frozen; `waits`: what a start waits for."""
         options: dict[str, Any] = {"paused_s": paused_s, "replay_status": replay_status, "waits": waits}
-        self.rows = alert_rows(snapshot, age_s, self.size.width, self.glyphs, **options)
+        state, second = alert_rows(snapshot, age_s, self.size.width, self.glyphs, **options)
+        self.rows = state, tuple((text, self._linked(text, role)) for text, role in second)
         self.redraw()
+
+    def _linked(self, text: str, role: str | Style) -> str | Style:
+        action = LINKS.get(text.strip()[:3])
+        return self._link(role, action) if action else role
 
 
 class KeyBar(Bar):
@@ -284,8 +302,8 @@ class KeyBar(Bar):
     def _screens(self, theme: str, read_only: bool, marked: int, screens: Sequence[tuple[str, str]]) -> Row:
         spans: list[Span] = [(" H Home ", "accent")] if self.screen_name == keys.HOME else []
         for number, (name, title) in enumerate(screens, 1):
-            here = name == self.screen_name
-            spans += [(" ", ""), (f"{number} ", "accent" if here else "dim"), (title, "accent" if here else "dim")]
+            look = self._link("accent" if name == self.screen_name else "dim", f"app.go('{name}')")
+            spans += [(" ", ""), (f"{number} {title}", look)]
             if self.size.width >= 100:
                 spans.append((" ", ""))
         room = self.size.width - row_width(spans)
@@ -298,18 +316,19 @@ class KeyBar(Bar):
         return spread(spans, end, self.size.width, self.glyphs.more)
 
     def _keys(self, table: Sequence[keys.KeyBinding], quit_label: str, has_way_back: bool, one_pane: bool) -> Row:
-        pairs = [pair for pair in keys.footer(self.screen_name, table) if has_way_back or pair[1] != "back"]
-        pairs = [(key, quit_label if label == "detach" else label) for key, label in pairs]
+        entries = [key for key in keys.footer(self.screen_name, table) if has_way_back or key.label != "back"]
+        entries = [replace(key, label=quit_label) if key.label == "detach" else key for key in entries]
         if one_pane:
-            key = next(keys.shown(key.keys.split(",")[0]) for key in table if key.id == keys.MAXIMIZE)
-            pairs = [(key, ALL_PANES) if pair[1] == "pane" else pair for pair in pairs]
+            whole = next(replace(key, label=ALL_PANES) for key in table if key.id == keys.MAXIMIZE)
+            entries = [whole if key.label == "pane" else key for key in entries]
         gap = 2 if self.size.width >= 80 else 1
         # Actions, help and the way out always stay; of the others the last ones give way first.
-        for label in ("back", "palette", "pane", *(label for _, label in reversed(pairs[2:]))):
-            if 1 + sum(len(key) + 1 + len(name) + gap for key, name in pairs) - gap <= self.size.width:
+        for label in ("back", "palette", "pane", *(key.label for key in reversed(entries[2:]))):
+            if 1 + sum(len(key.first) + 1 + len(key.label) + gap for key in entries) - gap <= self.size.width:
                 break
-            pairs = [pair for pair in pairs if pair[1] != label or label in STAY]
+            entries = [key for key in entries if key.label != label or label in STAY]
         spans: list[Span] = [(" ", "")]
-        for number, (key, label) in enumerate(pairs):
-            spans += [(" " * gap if number else "", ""), (key, "key"), (f" {label}", "dim")]
+        for number, key in enumerate(entries):
+            spans += [(" " * gap if number else "", ""), (key.first, self._link("key", key.click))]
+            spans.append((f" {key.label}", self._link("dim", key.click)))
         return tuple(spans)

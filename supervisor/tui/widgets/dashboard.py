@@ -8,13 +8,18 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
+from textual.message import Message
+
 from supervisor.tui import times, training
 from supervisor.tui.widgets.lines import LineView
 from supervisor.wording.goodput import goodput
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
+    from textual import events
+
+    from remote_agent.wire.documents import JournalEvent
     from supervisor.history import Series
     from supervisor.tui.model import Snapshot
     from supervisor.tui.rows.spans import Row
@@ -22,6 +27,13 @@ if TYPE_CHECKING:
 
 class Dashboard(LineView, can_focus=False):
     """One pane; without a title it is one line."""
+
+    class TimeClicked(Message):
+        """A time of the curves was clicked on."""
+
+        def __init__(self, time_s: float) -> None:
+            super().__init__()
+            self.time_s = time_s
 
     def __init__(self, id: str) -> None:  # noqa: A002
         super().__init__(id=id)
@@ -38,7 +50,7 @@ class Dashboard(LineView, can_focus=False):
         self,
         snapshot: Snapshot,
         newest: training.Newest,
-        events: Sequence[Mapping[str, object]],
+        events: Sequence[JournalEvent],
         series: Series | None,
     ) -> None:
         """Show a newer state; the line of progress each time, curves and strips when there is something new."""
@@ -60,6 +72,13 @@ class Dashboard(LineView, can_focus=False):
     def on_resize(self) -> None:
         """Rebuild the whole layout."""
         self._again()
+
+    def on_click(self, event: events.Click) -> None:
+        """Go to the time of a cell below the line of progress."""
+        if self._training is not None and event.y > bool(self.heading):
+            time_s = training.time_at(self._training, event.x, self.line_width)
+            if time_s is not None:
+                self.post_message(self.TimeClicked(time_s))
 
     def next_strip(self, series: Series | None) -> bool:
         """Show another kind of strips; returns whether there is one."""

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
-from textual.geometry import Region
+from rich.segment import Segment
+from textual.geometry import Offset, Region
+from textual.screen import Screen, ScreenResultType
 from textual.strip import Strip
 from textual.widget import Widget
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
     from rich.style import Style
     from textual import events
+    from textual.selection import Selection
 
     from supervisor.tui.looks import Glyphs
 
@@ -74,6 +77,7 @@ class LineView(Widget, can_focus=True):
         self._lines: list[Drawn] = []
         self._base: Style | None = None
         self._strips: OrderedDict[tuple[Drawn, int], Strip] = OrderedDict()
+        self._selection: Selection | None = None
 
     @property
     def chrome(self) -> Chrome:
@@ -201,7 +205,45 @@ class LineView(Widget, can_focus=True):
             strip.__class__ = _Line
         return strips
 
+    # --- text selected with the mouse, by cells of the widget
+
+    def text_select_all(self) -> None:
+        """Select nothing: a double click opens a line."""
+
+    def selection_updated(self, selection: Selection | None) -> None:
+        """Show what is selected."""
+        self._selection = selection
+        self.refresh()
+
+    def get_selection(self, selection: Selection) -> tuple[str, str]:
+        """The selected text, and what ends it."""
+        lines: list[str] = []
+        for y in range(self.size.height):
+            strip, cells = self._strip_at(y), self._selected_cells(selection, y)
+            if cells is not None:
+                lines.append(strip.crop(*cells).text.rstrip())
+        return "\n".join(lines).rstrip("\n"), "\n"
+
+    def _selected_cells(self, selection: Selection, y: int) -> tuple[int, int] | None:
+        """From and to which cell a line is selected; titles and the scroll bar are no text."""
+        span = selection.get_span(y) if y >= self.size.height - self.body_height else None
+        if span is None:
+            return None
+        start, end = span
+        width = self.size.width - bool(self._lines[y].edge[0])
+        return min(start, width), width if end < 0 else max(start, min(end, width))
+
     def render_line(self, y: int) -> Strip:
+        """One line of the widget, with what is selected."""
+        strip = self._strip_at(y)
+        cells = self._selected_cells(self._selection, y) if self._selection is not None else None
+        if cells is None:
+            return strip
+        start, end = cells
+        marked = Segment.apply_style(strip.crop(start, end), post_style=self.chrome.palette.style("hit"))
+        return Strip.join([strip.crop(0, start), Strip(marked), strip.crop(end)])
+
+    def _strip_at(self, y: int) -> Strip:
         """One line of the widget, cached."""
         width, height = self.size
         if len(self._lines) != height:
@@ -255,3 +297,15 @@ class LineView(Widget, can_focus=True):
     def scroll_lines(self, delta: int) -> None:
         """Move the view by some lines."""
         self.scroll_to_line(self.top + delta)
+
+
+class CellSelection(Screen[ScreenResultType], inherit_bindings=False):
+    """A screen on which the text of line views is selected by their cells.
+
+    Textual looks for the place of each piece of text in its style; every line would have to be made anew for that.
+    """
+
+    def get_widget_and_offset_at(self, x: int, y: int) -> tuple[Widget | None, Offset | None]:
+        """The widget at a cell of the screen, and the cell of it."""
+        widget, offset = super().get_widget_and_offset_at(x, y)
+        return widget, Offset(x, y) - widget.region.offset if isinstance(widget, LineView) else offset

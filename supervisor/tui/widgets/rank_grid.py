@@ -17,6 +17,8 @@ from supervisor.tui.widgets.picker import Picker
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
+    from textual import events
+
     from supervisor.tui.looks import Glyphs
     from supervisor.tui.model import NodeRow, RankRow, Snapshot
 
@@ -24,7 +26,7 @@ METRICS: Final = ("state", "output", "lag", "gpu", "mem", "cpu")
 # A rank that wrote this long ago, or is this many steps behind the median, has the lowest bar.
 OUTPUT_FLOOR_S: Final = 60.0
 LAG_FLOOR: Final = 10
-# Measured by the node; may be old.
+# Metrics that the node measures; they may be old.
 OF_VITALS: Final = ("gpu", "mem", "cpu")
 GAP: Final = 2
 
@@ -107,7 +109,7 @@ class RankGrid(LineView):
             role = "warn" if node.state in ("lost", "failed") else "mark" if node.name in self._marked_nodes else "dim"
             spans.append((fit(node.name, self._name_width, glyphs.more) + " ", role))
             for rank in node.ranks:
-                glyph, look = self._shown(rank, glyphs)
+                glyph, look = self._glyph(rank, glyphs)
                 _add(spans, glyph, "pill" if rank.rank == here else look)
             if not node.ranks:
                 _add(spans, "-" if self._stale else glyphs.of(node.look), "off" if self._stale else node.look.role)
@@ -126,7 +128,7 @@ class RankGrid(LineView):
             _add(spans, glyph, "pill" if here else "off" if self._stale else role)
         return tuple(spans)
 
-    def _shown(self, rank: RankRow, glyphs: Glyphs) -> tuple[str, str]:
+    def _glyph(self, rank: RankRow, glyphs: Glyphs) -> tuple[str, str]:
         """Glyph and role of a rank."""
         if self._stale:
             return "-", "off"
@@ -176,6 +178,27 @@ class RankGrid(LineView):
     def action_edge(self, end: int) -> None:
         """Select the first or the last."""
         self._select(lambda _, size: size - 1 if end else 0)
+
+    def on_click(self, event: events.Click) -> None:
+        """Select the rank or node at a cell; a double click opens it."""
+        at = self._item_at(event.x - 1, self.top + event.y - (self.size.height - self.body_height))
+        if event.y and at is not None:
+            self._select(lambda _, __: at)
+            if event.chain == 2:
+                self.action_open()
+
+    def _item_at(self, x: int, line: int) -> int | None:
+        """The index of the rank or node at a cell of a line; a node's name stands for its first rank."""
+        first = line * self.per_line
+        if self.per_node:
+            at = x - self._name_width - 1
+            return first + at if 0 <= at < min(self.per_line, len(self._cells) - first) else None
+        column, cell = divmod(x, self._cell + GAP)
+        if not 0 <= column < self.per_line or not first + column < len(self._cells):
+            return None
+        rank = max(0, cell - self._name_width - 1)
+        before = sum(len(node.ranks) for node in self._cells[: first + column])
+        return before + rank if rank < len(self._cells[first + column].ranks) else None
 
     def action_open(self) -> None:
         """Open the selection."""

@@ -121,14 +121,14 @@ class NodeTable(LaidOut):
         vitals = node_vitals(nodes, self.glyphs)
         columns = node_columns(self.glyphs, snapshot.stale, glyphs, name_width(nodes), vitals)
         table = Table(_without_empty(columns, nodes) if vitals else columns, self.line_width, self.glyphs)
-        shown = self.chosen(nodes, columns)
+        rows = self.chosen(nodes, columns)
         self.table, self.head = table, table.head(self.order)
         self.heading = f"nodes ({len(nodes)}), worst first" if worst_first and not self.order.column else "nodes"
         self.show_filter(problems_only)
         self.note = legend(self.glyphs, snapshot.ranks) if with_ranks and not snapshot.stale else ()
         self.show(
-            [node.name for node in shown],
-            lambda index: table.row(shown[index], faded=snapshot.stale, marked=shown[index].name in marked),
+            [node.name for node in rows],
+            lambda index: table.row(rows[index], faded=snapshot.stale, marked=rows[index].name in marked),
         )
 
 
@@ -147,11 +147,11 @@ class RankTable(LaidOut):
         vitals = rank_vitals(ranks)
         columns = rank_columns(self.glyphs, snapshot.stale, name_width(snapshot.nodes), vitals)
         table = Table(_without_empty(columns, ranks) if vitals else columns, self.line_width, self.glyphs)
-        shown = self.chosen(ranks, columns)
+        rows = self.chosen(ranks, columns)
         self.table, self.head = table, table.head(self.order)
         self.show(
-            [rank.rank for rank in shown],
-            lambda index: table.row(shown[index], faded=snapshot.stale, marked=shown[index].rank in marked),
+            [rank.rank for rank in rows],
+            lambda index: table.row(rows[index], faded=snapshot.stale, marked=rows[index].rank in marked),
         )
 
 

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Final
 
 from textual.binding import Binding
 
+from remote_agent.text.names import size_text
 from supervisor.tui.logs import ansi
 from supervisor.tui.rows.spans import EMPTY, Row, Span, clean, crop_row, fit, fold_row, row_width, text_of
 from supervisor.tui.widgets.feed_view import FeedView
 from supervisor.wording import values
-from supervisor.wording.values import size
 
 if TYPE_CHECKING:
     import re
+
+    from textual.selection import Selection
 
     from supervisor.tui.logs.row import LineKey, LogRow
 
@@ -62,9 +64,9 @@ class VirtualLog(FeedView):
         """Highlight the matches of a pattern from the next drawing on."""
         self.pattern = pattern
 
-    def set_source(self, *, shown: bool) -> None:
+    def set_source(self, *, visible: bool) -> None:
         """Show or hide node and rank from the next drawing on."""
-        self.show_source = shown
+        self.show_source = visible
 
     def show_marks(self, marks: frozenset[LineKey]) -> None:
         """Show these bookmarks."""
@@ -112,11 +114,11 @@ class VirtualLog(FeedView):
 
     def _text(self, row: LogRow) -> Row:
         text = ansi.spans(row.raw, {"error": "log-error", "warn": "log-warn"}.get(row.level, "text"))
-        shown = text if self.pattern is None else ansi.highlight(text, self.pattern)
+        spans = text if self.pattern is None else ansi.highlight(text, self.pattern)
         if row.cut or row_width(text) >= ansi.MAX_CELLS:
             missing = row.cut + max(0, len(row.raw) - len(text_of(text).encode()))
-            return (*shown, (f"{self.glyphs.more} +{size(missing)}", "dim")) if missing else shown
-        return shown
+            return (*spans, (f"{self.glyphs.more} +{size_text(missing)}", "dim")) if missing else spans
+        return spans
 
     def _prefix(self, row: LogRow) -> Row:
         # Pointer and bookmark have their own columns: a line may have both.
@@ -138,6 +140,13 @@ class VirtualLog(FeedView):
     def action_page(self, pages: float) -> None:
         """Scroll by screens."""
         self.scroll_lines(int(pages * max(1, self.body_height - 1)))
+
+    def selection_updated(self, selection: Selection | None) -> None:
+        """Stop following: the lines stay where they are while they are selected."""
+        super().selection_updated(selection)
+        if selection is not None and self.follow:
+            self.follow = False
+            self.post_message(self.Changed())
 
     def point_to(self, y: int) -> None:
         """Point to the line on a row of the widget, to copy, open or bookmark it."""

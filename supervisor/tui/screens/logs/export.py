@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 from textual.app import SuspendNotSupported
 
 from remote_agent.text.names import count
-from remote_agent.wire import WireError
+from remote_agent.wire import Args, WireError
 from supervisor.errors import RequestFailed, SupervisorError, Unreachable, why
 from supervisor.logs.files import read_rest
 from supervisor.tui import terminal
@@ -52,7 +52,7 @@ DEADLINE: Final = 60.0
 
 @dataclasses.dataclass(frozen=True)
 class LineFormat:
-    """What a line of the file contains beside its text."""
+    """What a line of the file contains besides its text."""
 
     time: bool
     source: bool
@@ -117,7 +117,7 @@ class Export:
         self.absent.update(page.absent)
         return page
 
-    async def _log(self, node: str, op: str, args: dict[str, Any]) -> Answer:
+    async def _log(self, node: str, op: str, args: Args) -> Answer:
         return await asyncio.wait_for(self._source.log(node, op, args), DEADLINE)
 
     async def _put(self, file: IO[bytes], rows: list[LogLine]) -> None:

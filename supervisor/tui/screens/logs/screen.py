@@ -18,6 +18,7 @@ from supervisor.tui.screens.logs.export import LogExport
 from supervisor.tui.screens.logs.filter import Chips, LogFilter
 from supervisor.tui.screens.logs.search import LogSearch
 from supervisor.tui.screens.logs.shown import ShownLog
+from supervisor.tui.shell import Target
 from supervisor.tui.widgets.ask import Ask
 from supervisor.tui.widgets.lines import HEADING
 from supervisor.tui.widgets.virtual_log import VirtualLog
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
     from supervisor.tui.model import Snapshot
     from supervisor.tui.rows.incident import LogPlace
-    from supervisor.tui.shell import Target
 
 WAITING: Final = "waiting for output"
 REACHING: Final = "connecting to the hosts; the log opens once one answers"
@@ -80,6 +80,11 @@ class LogsScreen(LiveScreen):
         """Show one line of one stream, without the filter."""
         self.filter.suspend()
         self.shown.open_place(place)
+
+    def open_time(self, t_ns: int) -> None:
+        """Show the lines of all ranks at a time."""
+        self.open_target(Target())
+        self.view.jump_to_time(t_ns)
 
     def show(self, snapshot: Snapshot) -> None:
         """Update the title; the view loads its lines itself."""

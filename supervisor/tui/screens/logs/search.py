@@ -54,10 +54,10 @@ def read_time(text: str, read_ns: int, now_s: float) -> int:
 
 
 def _of_day(clock: re.Match[str], read_ns: int, now_s: float) -> datetime.datetime | None:
-    hour, minute, second, part = clock.groups()
+    hour, minute, second, fraction = clock.groups()
     now, read_time = (_local_time(time_s) for time_s in (now_s + SLACK_S, read_ns / 1e9))
     try:
-        of_day = datetime.time(int(hour), int(minute), int(second or 0), int((part or "0").ljust(6, "0")))
+        of_day = datetime.time(int(hour), int(minute), int(second or 0), int((fraction or "0").ljust(6, "0")))
     except ValueError:
         return None
     days = (read_time.date() + datetime.timedelta(days=offset) for offset in (-1, 0, 1))
@@ -94,12 +94,12 @@ class LogSearch:
         """`end_moves` of the view when they were typed; they are dropped if the reader goes to an end meanwhile."""
 
     def title_parts(self, room: int, others: Sequence[tuple[int, Row]]) -> list[tuple[int, Row]]:
-        """The state of the search, beside other parts of the title."""
+        """The state of the search, next to other parts of the title."""
         finder = self.finder
         if finder is None:
             return []
         name, state = clean(finder.name), clean(finder.state_text())
-        # Beside the pills there may be no room for the whole search text.
+        # Next to the pills there may be no room for the whole search text.
         left = (
             room - width_of(f": {state}") - sum(row_width(row) + 3 for _, row in others if row and row[0][1] == "pill")
         )
@@ -177,7 +177,7 @@ class LogSearch:
             return
         # Only the hits of the first look move the view.
         if finder.current < 0 and not finder.running and finder.looks == 1:
-            has_hits = bool(finder.hits) or finder.part is not None
+            has_hits = bool(finder.hits) or finder.known_span is not None
             if direction and has_hits:
                 self._steps, self._end_moves = (direction, *self._steps), self._view.end_moves
             elif has_hits:
@@ -198,7 +198,7 @@ class LogSearch:
         """Take the steps that were typed, as far as their start and their hit are known."""
         view, finder = self._view, self.finder
         while self._steps and self._end_moves == view.end_moves and finder is not None:
-            if finder.running and finder.part is not None:
+            if finder.running and finder.known_span is not None:
                 return
             row = None if view.follow else self._shown.row_read()
             is_here = not view.moved_since_jump or (row is not None and row.is_at(view.pointer))
@@ -211,7 +211,7 @@ class LogSearch:
             direction, self._steps = self._steps[0], self._steps[1:]
             if hit is not None:
                 self._go_to_hit(finder, hit)
-            elif finder.part is not None:
+            elif finder.known_span is not None:
                 finder.begin_more()
                 self._view.run_worker(functools.partial(self._go_on, finder, direction, place, pointer), group="find")  # type: ignore[arg-type]
 
