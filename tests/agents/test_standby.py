@@ -49,9 +49,10 @@ after = {
 }
 import early.late
 after["now"] = hasattr(early, "late")
+# The last line says that all of it is done.
+with open(sys.argv[1], "a") as drawn:
+    drawn.write(f"{random.random()}\\n")
 print(json.dumps([before, after]), flush=True)
-random = random.random()
-open(sys.argv[1], "a").write(f"{random}\\n")
 import time
 if sys.argv[2:] != ["end"]:
     time.sleep(600)
