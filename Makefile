@@ -3,6 +3,7 @@
 # make test         all checks: ruff, mypy, every test
 # make lint         ruff, mypy and codespell alone
 # make coverage     every test, with the coverage of lines and branches
+# make flaky        every test three times: quiet, beside two busy processes, on one core; prints what failed where
 # make nightly      the long checks: every Python here, 20 times the random examples, more damaged inputs, benchmarks
 # make faults       the fault matrix: 20 seeds of each fault, in about an hour; SUPERVISOR_FAULTS="--seeds 1-3" for fewer
 # make bench        timings against clush and torchrun, printed as tables
@@ -17,7 +18,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # Write .pyc files: the tests start hundreds of short processes.
 export PYTHONDONTWRITEBYTECODE :=
-.PHONY: help demo fast test collect coverage nightly lint faults bench screenshots clean system
+.PHONY: help demo fast test collect suite flaky coverage nightly lint faults bench screenshots clean system
 
 # 3.11 first: a local torch wheel is usually built for it.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.10 python3; do \
@@ -74,11 +75,19 @@ fast: $(STAMP)
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --durations 15
 test: system $(STAMP)
 	@$(MAKE) --no-print-directory --jobs 2 lint collect
-	$(PYTEST) $(TESTS)
+	@$(MAKE) --no-print-directory suite
 
 # Loads every test once, beside mypy, which uses one core, so that no worker has to compile them again.
 collect: $(STAMP)
 	@found=$$($(BIN)/python -m pytest --collect-only -q $(TESTS)) || { echo "$$found"; exit 1; }
+
+# Which tests have failed counts only after a whole run: .ci/run tries them again.
+NOTED := .pytest_cache/v/cache/lastfailed
+suite: $(STAMP)
+	$(PYTEST) $(TESTS) || { status=$$?; [ $$status -eq 1 ] || rm -f $(NOTED); exit $$status; }
+
+flaky: system $(STAMP)
+	$(BIN)/python -m tests.flaky
 
 coverage: system $(STAMP)
 	$(PYTEST) --cov=supervisor --cov=remote_agent --cov-branch --cov-report=json:coverage.json $(TESTS)

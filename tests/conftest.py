@@ -6,6 +6,7 @@ Out: fixtures.
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
 import signal
@@ -53,7 +54,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Where xdist distributes by groups, every group must have arrived in the names by which it does so."""
+    """Where xdist distributes by groups, every group must have arrived in the names by which it does so.
+
+    What has been loaded until now lasts, so the collector need not look at it after each test.
+    """
+    gc.collect()
+    gc.freeze()
     if session.config.getoption("loadgroup", False) and "PYTEST_XDIST_WORKER" in os.environ:
         lost = [item for item in session.items if item.get_closest_marker("xdist_group") and "@" not in item.nodeid]
         if lost:
@@ -75,6 +81,13 @@ def nothing_left_behind() -> Iterator[None]:
     names = [describe(pid) for pid in left]
     end(left)
     assert not left, f"processes that tests left behind (ended now): {names}"
+
+
+@pytest.fixture(autouse=True)
+def own_garbage() -> Iterator[None]:
+    """What a test leaves unclosed fails that test, not the one during which it happens to be collected."""
+    yield
+    gc.collect()
 
 
 cluster = hosts_of(4, scope="function", agent=False)

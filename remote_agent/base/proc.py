@@ -34,6 +34,14 @@ def start_ticks(pid: int) -> int | None:
     return int(fields[19]) if fields else None
 
 
+def environment(pid: int) -> list[bytes]:
+    """Return the variables that a process was started with, `NAME=value` each; none if it is gone or not ours."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
 def own_command(*words: str) -> list[str]:
     """Return the command that starts this program in another mode, from a zipapp or from source."""
     program = sys.argv[0] if sys.argv[0].endswith(".pyz") else ""

@@ -219,8 +219,8 @@ def code_of(workdir: Path) -> str:
 def left_over(home: Home) -> list[dict[str, Any]]:
     """Return our processes of jobs whose agent is gone: {"pid", "mode", "job"}.
 
-    They are known by their command line, which names the job, and belong to this user and this root. An agent that has
-    taken over another job, or waits for one, owns what it has started all the same.
+    They are known by their command line, which names the job, by their user and by their home: another home may have a
+    job of that name. An agent that has taken over another job, or waits for one, owns what it has started all the same.
     """
     processes = []
     agents = {pid for name in home.job_names() if (pid := named_agent(home.job(name))) is not None}
@@ -234,7 +234,7 @@ def left_over(home: Home) -> list[dict[str, Any]]:
         if not ours or match is None or not JOB_NAME.fullmatch(match["job"]):
             continue
         files = home.job(match["job"])
-        if not files.root.is_dir() or agent_alive(files) is not None:
+        if not files.root.is_dir() or agent_alive(files) is not None or not home.is_of(pid):
             continue
         line = _line(pid)
         if line and not agents & line:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from remote_agent.base.proc import start_ticks, stat_fields
+from remote_agent.base.proc import environment, start_ticks, stat_fields
 from remote_agent.base.tasks import within
 
 if TYPE_CHECKING:
@@ -259,7 +259,7 @@ class Leftovers(Orphans):
         return alive
 
     def _is_marked(self, pid: int) -> bool:
-        return any(entry.startswith(self._mark) for entry in _environment(pid))
+        return any(entry.startswith(self._mark) for entry in environment(pid))
 
 
 def end_all_marked(root: Path, deadline_s: float) -> bool:
@@ -278,7 +278,7 @@ def end_all_marked(root: Path, deadline_s: float) -> bool:
 
 def _marked(mark: bytes) -> list[int]:
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
-    return [pid for pid in pids if any(entry.startswith(mark) for entry in _environment(pid))]
+    return [pid for pid in pids if any(entry.startswith(mark) for entry in environment(pid))]
 
 
 def _end(pid: int, fields: list[str], kill: bool) -> bool:
@@ -293,18 +293,10 @@ def _end(pid: int, fields: list[str], kill: bool) -> bool:
     return True
 
 
-def _environment(pid: int) -> list[bytes]:
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return file.read().split(b"\0")
-    except OSError:
-        return []
-
-
 def _belongs(pid: int, fields: list[str], worker: Worker) -> bool:
     if fields[3:4] == [str(worker.pid)]:
         return True
-    return ERROR_FILE + os.fsencode(worker.directory / "error.json") in _environment(pid)
+    return ERROR_FILE + os.fsencode(worker.directory / "error.json") in environment(pid)
 
 
 def exit_document(

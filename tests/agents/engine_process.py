@@ -192,6 +192,8 @@ async def engine(
             raise
         finally:
             await asyncio.gather(one.runner, return_exceptions=True)
+            # It closes itself some turns of the loop later, which may not come; asyncio.subprocess has no public way.
+            process._transport.close()  # type: ignore[attr-defined]
             print(log.read_text())
 
 

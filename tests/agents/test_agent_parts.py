@@ -486,7 +486,7 @@ def test_an_engine_that_does_not_end_is_killed(tmp_path: Path) -> None:
         began = clocks.now()
         await link.close()
         assert link._process.returncode == -signal.SIGKILL
-        assert clocks.now() - began < 5.0
+        assert clocks.now() - began < WAIT_S
         assert await asyncio.wait_for(running, WAIT_S) == "exit code -9"
 
     asyncio.run(check())
@@ -552,7 +552,7 @@ async def join(member: Agent, coordinator: Agent) -> Channel:
 def test_the_end_waits_only_for_operators_who_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a connection that was cut without a word nobody hears here for as long as TCP tries."""
     monkeypatch.setattr(requests, "ASK_S", 0.05)
-    monkeypatch.setattr(requests, "ANSWER_S", 1.0)
+    monkeypatch.setattr(requests, "ANSWER_S", 10.0)
 
     async def check() -> None:
         async with agents(tmp_path, "n1") as (one,):

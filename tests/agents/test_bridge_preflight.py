@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from remote_agent.base.paths import Home
 from remote_agent.base.proc import run_program
+from remote_agent.bridge.probe import left_over
 from remote_agent.wire import MAGIC, encode
 from tests.agents.engine_process import await_death
 
@@ -52,11 +55,28 @@ def test_a_preflight_ends_with_its_operator(tmp_path: Path, repository: Path) ->
     assert not Path(f"/proc/{child}").exists()
 
 
+def test_left_over_are_the_processes_of_a_lost_agent_not_those_of_another_home(tmp_path: Path) -> None:
+    """As with two containers of a user on one machine, whose homes each have a job of that name."""
+    homes = [Home(tmp_path / name) for name in ("one", "two")]
+    processes = []
+    try:
+        for home in homes:
+            home.job("job-1").make()
+            words = [sys.executable, "-c", "input()", "remote_agent", "engine", "--job", "job-1"]
+            env = {**os.environ, "SUPERVISOR_HOME": str(home.root)}
+            processes.append(subprocess.Popen(words, env=env, stdin=subprocess.PIPE))
+        listed = [left_over(home) for home in homes]
+        assert listed == [[{"pid": process.pid, "mode": "engine", "job": "job-1"}] for process in processes]
+    finally:
+        for process in processes:
+            process.communicate(b"\n")
+
+
 def test_a_tool_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> None:
     """As a wrapper around nvidia-smi does it: what it has started holds its output."""
     began = time.monotonic()
     line = f"sleep 600 & echo $! > {tmp_path}/pid; wait"
     with pytest.raises(asyncio.TimeoutError):
-        asyncio.run(run_program(["sh", "-c", line], 0.5))
+        asyncio.run(run_program(["sh", "-c", line], 5.0))
     assert time.monotonic() - began < 60.0
     await_death(int((tmp_path / "pid").read_text()))

@@ -66,6 +66,12 @@ async def let_it_be_alone(session: Session, node: str) -> None:
         await asyncio.sleep(0.1)
 
 
+# It goes on until the test lets it end.
+UNTIL_TOLD = (
+    "import os, sys, time\nprint('begun', flush=True)\nwhile not os.path.exists(sys.argv[1]):\n    time.sleep(0.05)\n"
+)
+
+
 async def start_again(made: Hosts, node: str) -> None:
     """Start the agent of a job that is over as it was when it was cut off."""
     files = Home(made.home(node)).job("job-t")
@@ -78,13 +84,15 @@ def test_an_agent_that_was_cut_off_as_the_job_ended_does_not_change_the_end_and_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario(made: Hosts) -> None:
-        async with planned(made.inventory(), made, "40", "0.05") as session:
+        (made.work / "talk.py").write_text(UNTIL_TOLD)
+        async with planned(made.inventory(), made, str(tmp_path / "over")) as session:
             await session.ready()
             await until(session, lambda: has(session, "generation_running"))
             with pytest.raises(CallFailed, match="from its coordinator"):
                 await session.links["n2"].call("over", {"term": 9, "seq": 999})
         agent = made.agents()["n2/job-t"]
         os.kill(agent, signal.SIGSTOP)
+        (tmp_path / "over").touch()
         try:
             async with Session(made.inventory(), "job-t", follow=True) as watch:
                 await until(watch, lambda: watch.ended)

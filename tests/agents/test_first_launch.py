@@ -91,7 +91,9 @@ def test_ranks_that_wait_can_be_stopped(tmp_path: Path) -> None:
             (one.installed / "early" / "base.py").write_text(SLOW)
             os.mkfifo(one.installed / "early" / "gate")
             going = asyncio.ensure_future(one.engine.call("go", **await hello(one, one.tree)))
-            await asyncio.wait({going}, timeout=0.5)
+            # Its directory is made just before it waits.
+            while not list((tmp_path / "generation_0").glob(".run-*")):
+                await asyncio.sleep(0.01)
             assert not going.done()
             await one.engine.call("stop", generation=0, grace_s=0.0)
             answer = await asyncio.wait_for(going, DEADLINE_S)

@@ -89,7 +89,11 @@ async def is_dropped(stranger: asyncio.StreamReader) -> bool:
 
 
 @pytest.mark.parametrize("text", [b"", b"\x16"], ids=["silent", "half a hello"])
-def test_strangers_have_little_room_and_nodes_get_in(tmp_path: Path, text: bytes) -> None:
+def test_strangers_have_little_room_and_nodes_get_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bytes
+) -> None:
+    monkeypatch.setattr(listening, "HANDSHAKE_S", 10 * WAIT_S)
+
     async def check(port: Port) -> None:
         before = await port.join()
         strangers = [await port.come(text=text) for _ in range(3 * ROOM)]
@@ -101,7 +105,9 @@ def test_strangers_have_little_room_and_nodes_get_in(tmp_path: Path, text: bytes
     at_port(tmp_path, check)
 
 
-def test_an_address_with_many_strangers_loses_its_own(tmp_path: Path) -> None:
+def test_an_address_with_many_strangers_loses_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "HANDSHAKE_S", 10 * WAIT_S)
+
     async def check(port: Port) -> None:
         other = await port.come("127.0.0.3")
         strangers = [await port.come("127.0.0.2") for _ in range(3 * ROOM)]

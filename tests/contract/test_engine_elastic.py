@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.agents.engine_process import SCRIPTS, EngineProcess, SharedEngine, alive, engine
+from tests.agents.engine_process import DEADLINE_S, SCRIPTS, EngineProcess, SharedEngine, alive, engine
 
 STEP = 'import os; print("count", os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"], flush=True); '
 
@@ -74,7 +74,7 @@ def play(shared: SharedEngine, work: Callable[[Group], Awaitable[None]]) -> None
     shared.do(run())
 
 
-async def gone(pids: list[int], seconds: float = 2.0) -> list[int]:
+async def gone(pids: list[int], seconds: float = DEADLINE_S) -> list[int]:
     """Wait until none of them lives; returns those that still do."""
     end = time.monotonic() + seconds
     while (left := [pid for pid in pids if alive(pid)]) and time.monotonic() < end:

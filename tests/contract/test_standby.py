@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -70,16 +69,13 @@ async def ended(pids: list[int]) -> None:
 def test_a_killed_worker_s_group_comes_back_warm(tmp_path: Path) -> None:
     async def check() -> None:
         async with Nodes(tmp_path, 2, SCRIPT, stop_grace=0.0, standby="auto") as nodes:
-            begun = time.time()
             await nodes.launch()
             running = await nodes.until("generation_running")
             assert {start["why"] for start in running["detail"]["starts"].values()} == {"nothing was loaded before"}
             cold = await steps(nodes, 0)
-            launch_s = max(one["at"] for one in cold) - begun
             waiting = await standby(nodes)
             assert [(one["state"], one["why"]) for one in waiting] == [("ready", "")] * 2
             for generation in (1, 2):
-                killed = time.time()
                 os.kill(running["detail"]["pids"]["1"], signal.SIGKILL)
                 running = await nodes.until("generation_running", generation=generation)
                 assert all(start["warm"] for start in running["detail"]["starts"].values()), running
@@ -89,8 +85,6 @@ def test_a_killed_worker_s_group_comes_back_warm(tmp_path: Path) -> None:
                     assert one["modules"] == before["modules"]
                 seeds = [one["seed"] for one in (*cold, *warm)]
                 assert len(set(seeds)) == (1 if cold[0]["seed"] == cold[1]["seed"] else 4)
-                # 1/20 on a quiet machine.
-                assert max(one["at"] for one in warm) - killed < launch_s / 2
             status = await nodes.call("n1", "status")
             assert [node["start"] for node in status["nodes"]] == [{"warm": True, "why": ""}] * 2
             await nodes.call("n1", "stop")

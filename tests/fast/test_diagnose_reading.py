@@ -74,7 +74,8 @@ def fail(part):
 async def main():
     asyncio.ensure_future(asyncio.to_thread(fail, "task"))
     asyncio.get_running_loop().call_soon(fail, "callback")
-    await asyncio.sleep(0.1)
+    while len(asyncio.all_tasks()) > 1:
+        await asyncio.sleep(0.01)
     gc.collect()
 if __name__ == "__main__":
     thread = threading.Thread(target=fail, args=("thread",))

@@ -257,7 +257,13 @@ def test_a_node_that_refuses_to_be_followed_ends_no_others_log(refuses: list[str
                 raise CallFailed("usage", "unknown argument", "")
             yield Answer({"generation": 0, "rank": 0, "stream": "stdout", "offset": 0}, b"line\n")
 
-        return SimpleNamespace(view=SimpleNamespace(name=name), active=True, opened=True, opened_at=1.0, stream=stream)
+        async def call(_op: str, _args: Any, **_more: Any) -> Answer:
+            return Answer({"files": []})
+
+        return SimpleNamespace(
+            view=SimpleNamespace(name=name), active=True, opened=True, opened_at=1.0, is_malformed=False,
+            stream=stream, call=call,
+        )  # fmt: skip
 
     left_out: list[str] = []
     hub: Any = SimpleNamespace(

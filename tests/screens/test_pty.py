@@ -72,6 +72,12 @@ class Terminal:
         while self.process.poll() is None:
             assert time.monotonic() < deadline, self.seen[-2000:]
             self._read(time.monotonic() + 0.1)
+        # What it wrote last may still lie in the terminal.
+        while select.select([self.master], [], [], 0)[0]:
+            try:
+                self.seen += os.read(self.master, 65536)
+            except OSError:
+                break
         return self.process.returncode
 
     def _read(self, deadline: float) -> None:
@@ -81,7 +87,7 @@ class Terminal:
                 self.seen += os.read(self.master, 65536)
             except OSError:
                 # The other end is closed: what is left to wait for is the end of the process.
-                self.process.wait(5)
+                self.process.wait(DEADLINE_S)
 
     def send(self, keys: bytes) -> None:
         """Type."""
