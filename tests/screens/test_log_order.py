@@ -7,10 +7,12 @@ import dataclasses
 import itertools
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from remote_agent.logs.logfile import LogFile
+from remote_agent.wire import Answer
 from supervisor.logs.merge import Part, rows_from
 from supervisor.logs.rows import LogLine
 from supervisor.logs.selection import RecordFilter
@@ -25,6 +27,7 @@ MS = 1_000_000
 SECOND = 1000 * MS
 BEGIN = 1_795_169_000 * SECOND
 AHEAD_S = {"n1": 5, "n2": -5}
+LATE_S = 0.4
 TEXTS = (
     b"step 1 loss 2\n", b"  one of many\n", b"  10%|#\n" * 3, b"Traceback (most recent call last):\n  File x\n",
     b"KeyError: 1\n", b"half ", b"a line\n", b"\n", b"n1:7:9 [0] NCCL INFO Using network IB\n", b"noise\n" * 70,
@@ -192,3 +195,31 @@ def test_a_file_that_is_written_anew_does_not_change_what_is_read(
         assert len(set(texts(merged))) == len(texts(merged)) == merged.count
 
     run(tmp_path, scenario)
+
+
+def test_a_line_that_a_node_reads_between_its_answer_and_a_slower_node_s_is_shown_folded(tmp_path: Path) -> None:
+    """A busy node may answer a second later than the others: what it sends then is newer than what they read since."""
+
+    async def scenario(cluster: Cluster, quick: NodeLink, slow: NodeLink) -> None:
+        feed = FoldedFeed(cluster.source, ALL)
+        await quick.written(0, b"first\n")
+        await feed.refresh(20, yes)
+        answer, has_answered = slow._answer, asyncio.Event()
+
+        async def answer_late(op: str, args: dict[str, Any]) -> Answer:
+            await has_answered.wait()
+            return await answer(op, args)
+
+        slow._answer = answer_late  # type: ignore[method-assign]
+        asked = asyncio.ensure_future(feed.refresh(20, yes))
+        while not asked.done():
+            await asyncio.sleep(LATE_S)
+            if not has_answered.is_set():
+                await quick.written(0, b"read in the meantime\n")
+                await asyncio.sleep(LATE_S)
+                await slow.written(1, b"newest\n")
+                has_answered.set()
+        await feed.refresh(20, yes)
+        assert texts(feed) == [b"first", b"read in the meantime", b"newest"]
+
+    run(tmp_path, scenario, 2)

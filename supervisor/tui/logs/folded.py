@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 # Rows in one request: hundreds of them may be one line on the screen.
 FOLD_PAGE: Final = 4096
-# How much later than the others a node may send a row.
-LATE_NS: Final = WINDOW_NS // 4
 
 
 class _Block(NamedTuple):
@@ -115,11 +113,11 @@ class FoldedFeed(MergedFeed):
         """Load all new rows while the reader is `following`; otherwise learn only whether there are any."""
         clocks = self.clocks
         is_at_end = self._order and not self.detached and not self.selection.filter
-        if is_at_end and following() and clocks is not None and not clocks.moved:
+        if is_at_end and following() and clocks is not None and not clocks.moved and self._until_ns is not None:
             last_ns = self._edge(-1)
             page = None
             if not self._is_flooded:
-                page = await self._fetch(FOLD_PAGE, clocks, after_ns=last_ns - LATE_NS, counted=self._span())
+                page = await self._fetch(FOLD_PAGE, clocks, after_ns=self._until_ns, counted=self._span())
             if page is None or page.more:
                 # Only the newest page is loaded; the rows between are loaded on demand.
                 page = await self._fetch(FOLD_PAGE, clocks, counted=self._span())
@@ -132,6 +130,7 @@ class FoldedFeed(MergedFeed):
                     return
                 self.absent = tuple(page.absent)
                 self._append(self._update(page.rows))
+                self._until_ns = page.until_ns or self._until_ns
                 return
         await super().refresh(rows, following)
 

@@ -62,7 +62,10 @@ class MergedFeed(Feed):
         self._beyond = (0, 0)
         self._since_ns = 0
         self._until_ns: int | None = None
-        """With a filter: all rows that pass between these times are loaded; None: unknown."""
+        """All rows between these times are loaded, as far as they pass the filter; None: unknown.
+
+        A node that answered before another one did may have read rows since that are older than the other's newest.
+        """
 
     @property
     def count(self) -> int:
@@ -132,6 +135,7 @@ class MergedFeed(Feed):
         else:
             self.absent = tuple(page.absent)
             self._append(fresh)
+            self._until_ns = page.until_ns or self._until_ns
 
     @property
     def new_lines_text(self) -> str:
