@@ -187,6 +187,14 @@ def test_a_failure_is_reported_last(alone: Cli) -> None:
     assert alone.json("status", "h.toml", "--json")["state"] == "failed"
 
 
+def _status_with_nccl(cli: Cli) -> list[str]:
+    """Return what `status` prints once the ranks have written NCCL's version, and the agents have read it."""
+    end = time.monotonic() + WAIT_S
+    while (status := cli("status", "h.toml").lines)[-1] != "nccl: 2.26.2+cuda12.8":
+        assert time.monotonic() < end, status
+    return status
+
+
 def test_detach_steer_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     with hosts(tmp_path, 2, min_nodes=1) as made:
         cli = Cli(made, monkeypatch, capfd)
@@ -202,10 +210,7 @@ def test_detach_steer_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capf
         restart = cli("restart", "h.toml", "--env", "NCCL_DEBUG_SUBSYS=INIT")
         assert restart.status == 0
         assert restart.lines[0].startswith("generation 1 running: world size 2, ")
-        end = time.monotonic() + WAIT_S
-        # The ranks write it after their start, and the agents read it later still.
-        while (status := cli("status", "h.toml").lines)[-1] != "nccl: 2.26.2+cuda12.8":
-            assert time.monotonic() < end, status
+        status = _status_with_nccl(cli)
         assert "set by operators: NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT, since generation 1" in status
         assert cli("cordon", "h.toml", "--node", "n2").lines == [
             "n2 stays until it leaves the group, and is not admitted again"
