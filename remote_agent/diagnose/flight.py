@@ -33,6 +33,7 @@ _ENTRY = record(
     {"process_group": Annotated[Any, row(Any, Any)], "collective_seq_id": Count},
     {
         "time_created_ns": Optional[TimeNs],
+        "time_discovered_completed_ns": Optional[TimeNs],
         "timeout_ms": Optional[float],
         "frames": Optional[list[Annotated[Any, _FRAME]]],
         "input_sizes": _SIZES,
@@ -147,11 +148,13 @@ def read(document: Mapping[str, Any]) -> Record:
     calls: dict[str, dict[int, Call]] = {}
     titles: dict[str, str] = {}
     for one in newest(collectives(known)):
-        name, title = str(one["process_group"][0]), str(one["process_group"][1] or "")
-        titles[name] = "" if title in ("undefined", _DEFAULT) else title
+        key, title = group_key(one), str(one["process_group"][1] or "")
+        titles[key] = "" if title in ("undefined", _DEFAULT) else title
         call = call_of(one)
-        calls.setdefault(name, {})[call.seq] = call
-    return {name: GroupCalls(name, titles[name], members_of(config.get(name)), own) for name, own in calls.items()}
+        calls.setdefault(key, {})[call.seq] = call
+    return {
+        key: GroupCalls(key, titles[key], members_of(config.get(group_name(key))), own) for key, own in calls.items()
+    }
 
 
 def collectives(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -161,13 +164,19 @@ def collectives(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def newest(entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return the entries of existing groups: an earlier group of the same name may have been destroyed."""
-    latest = {kind_of(one): one.get("pg_id") for one in entries}
-    return [one for one in entries if one.get("pg_id") == latest[kind_of(one)]]
+    latest = {group_key(one): one.get("pg_id") for one in entries}
+    return [one for one in entries if one.get("pg_id") == latest[group_key(one)]]
 
 
-def kind_of(entry: Mapping[str, Any]) -> tuple[str, str]:
-    """Return group and backend of an entry."""
-    return str(entry["process_group"][0]), str(entry.get("profiling_name")).partition(":")[0]
+def group_key(entry: Mapping[str, Any]) -> str:
+    """Return the group and, unless that is gloo, the backend of an entry: each backend numbers its own collectives."""
+    name, backend = str(entry["process_group"][0]), backend_of(entry)
+    return name if backend in ("", "gloo") else f"{name}/{backend}"
+
+
+def group_name(key: str) -> str:
+    """Return the name that torch gave to a group."""
+    return key.partition("/")[0]
 
 
 def op_of(entry: Mapping[str, Any]) -> str:
@@ -195,16 +204,25 @@ def members_of(config: Mapping[str, Any] | None) -> list[int] | None:
     return ranks or None
 
 
+def merged(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the records of several backends of one rank as one."""
+    entries = [one for document in documents for one in document.get("entries") or ()]
+    groups: dict[str, Any] = {}
+    for document in documents:
+        groups.update(document.get("pg_config") or {})
+    return {"entries": entries, "pg_config": groups}
+
+
 def newest_rows(entries: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
     """Return the newest of these entries as rows that a wire can carry, for `from_rows`."""
     return [list(call_of(one)) for one in entries[-_NEAR:]]
 
 
-def from_rows(rows: Mapping[str, Sequence[Sequence[Any]]], where: str) -> Record:
-    """Return the calls of a live rank from its rows by group; where: the line at which it waits."""
+def from_rows(rows: Mapping[str, Sequence[Sequence[Any]]], where: Mapping[str, str]) -> Record:
+    """Return the calls of a live rank from its rows by group; where: the line at which it waits, by group."""
     calls = {name: [Call(*row) for row in own] for name, own in rows.items()}
     placed = {
-        name: {call.seq: call if call.done else call._replace(place=where) for call in own}
+        name: {call.seq: call if call.done else call._replace(place=where[name]) for call in own}
         for name, own in calls.items()
     }
     return {name: GroupCalls(name, "", None, own) for name, own in placed.items()}
@@ -260,9 +278,11 @@ class _Group:
         self.own = dict(own)
         listed = next((each.members for each in own.values() if each.members), None)
         # gloo's record does not list the members of a group: then they are the ranks that have used it.
-        self.members = sorted(listed if listed else everyone if name == DEFAULT_GROUP else own)
+        torch_name = group_name(name)
+        self.members = sorted(listed if listed else everyone if torch_name == DEFAULT_GROUP else own)
         title = next((each.title for each in own.values() if each.title), "")
-        self.label = "" if name == DEFAULT_GROUP else f" of group {name}" + (f" ({title})" if title else "")
+        more = f" ({title})" if title else ""
+        self.label = "" if torch_name == DEFAULT_GROUP else f" of group {torch_name}{more}"
         firsts = [min(each.calls) for each in own.values() if each.calls]
         self.start = max(firsts, default=0)
 

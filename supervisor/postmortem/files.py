@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from remote_agent.diagnose.flight_files import is_flight_record
 from remote_agent.text.names import GENERATION_FOLDER, RANK_FOLDER
 from remote_agent.wire.documents import COPY_MARK, MAX_RANKS
 from supervisor.errors import UsageError
-from supervisor.postmortem.flights import is_flight_record
 
 # Behind the name of a directory that a later start of its rank has set aside.
 _OLD = re.compile(r"\.old\d+\Z")

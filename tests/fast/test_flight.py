@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from remote_agent.diagnose import flight_files
 from remote_agent.diagnose.flight import Record, compare, read
+from remote_agent.diagnose.flight_files import parse_flight_record
 from remote_agent.wire.gate import MAX_DEPTH, Misfit
-from supervisor.postmortem import flights
 from supervisor.postmortem.diagnosis import diagnose
-from supervisor.postmortem.flights import parse_flight_record
 
 WORLD = (0, 1, 2)
 LIBRARY = {"name": "all_reduce", "filename": "/v/site-packages/torch/distributed/distributed_c10d.py", "line": 3245}
@@ -230,7 +230,7 @@ def test_what_is_no_flight_record_gives_one_clear_line(
 
 
 def test_what_is_read_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flights, "MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(flight_files, "MAX_BYTES", 1 << 20)
     with pytest.raises(Misfit, match="is longer than 1 MB"):
         parse_flight_record(b"\x80\x02" + b" " * (1 << 20))
     assert parse_flight_record(pickle.dumps(nested(MAX_DEPTH - 1), 2)) == nested(MAX_DEPTH - 1)

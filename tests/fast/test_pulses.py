@@ -11,6 +11,7 @@ import pytest
 
 from remote_agent.agent import member_loop
 from remote_agent.engine.inspect.pulse import MAX_FRAMES, ended_part, read_flight, read_source, read_stack
+from remote_agent.engine.inspect.stacks import merged_records
 from remote_agent.logs.progress import StepReader
 
 TORCH = "/opt/venv/lib/python3.11/site-packages/torch"
@@ -136,8 +137,12 @@ def entry(number: int, *, retired: bool = True, pg_id: int = 0, backend: str = "
     }  # fmt: skip
 
 
-def read(*entries: dict[str, Any]) -> dict[str, Any]:
-    return read_flight(json.dumps({"entries": entries}).encode(), 2 * 10**9)["0"]
+def read(*entries: dict[str, Any]) -> Any:
+    return flight(*entries)["0"]
+
+
+def flight(*entries: dict[str, Any]) -> dict[str, Any]:
+    return read_flight(merged_records([json.dumps({"entries": entries}).encode()]), 2 * 10**9)
 
 
 def test_a_group_that_is_created_again_counts_from_the_start() -> None:
@@ -146,8 +151,9 @@ def test_a_group_that_is_created_again_counts_from_the_start() -> None:
     again = read(*old, entry(1, pg_id=1), entry(2, pg_id=1))
     assert (again["last"], again.get("seq"), again["came"]["first"]) == (2, None, 1)
     # Two backends of one group count each for itself.
-    both = read(entry(3), entry(9, pg_id=1, backend="nccl", retired=False), entry(4))
-    assert (both["last"], both["seq"], both["came"]["first"]) == (9, 9, 3)
+    both = flight(entry(3), entry(9, pg_id=1, backend="nccl", retired=False), entry(4))
+    assert (both["0"]["last"], both["0"].get("seq"), both["0"]["came"]["first"]) == (4, None, 3)
+    assert (both["0/nccl"]["last"], both["0/nccl"]["seq"], both["0/nccl"]["came"]["first"]) == (9, 9, 9)
 
 
 def test_a_flight_record_entry_without_a_name_or_a_time_still_counts() -> None:
@@ -164,7 +170,7 @@ def test_a_flight_record_entry_without_a_name_or_a_time_still_counts() -> None:
     "changes", [{"collective_seq_id": 1e400}, {"process_group": []}, {"timeout_ms": "10"}, {"time_created_ns": [1]}]
 )
 def test_a_flight_record_of_another_format_is_left_out(changes: dict[str, Any]) -> None:
-    assert read_flight(json.dumps({"entries": [entry(6), {**entry(7), **changes}]}).encode(), 2 * 10**9) == {}
+    assert flight(entry(6), {**entry(7), **changes}) == {}
 
 
 def test_a_pulse_has_the_last_step_that_its_rank_printed() -> None:

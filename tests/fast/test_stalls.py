@@ -336,8 +336,8 @@ def test_different_collectives_under_the_same_number() -> None:
 
 def recorded(*entries: Any, where: str = "train.py:9 in step") -> Any:
     """A pulse with what a rank's flight record has, after the JSON of the wire."""
-    text = json.dumps({"entries": [{**entry, "frames": None} for entry in entries]}).encode()
-    return {**IDLE, "where": where, "groups": json.loads(json.dumps(read_flight(text, call(1)["time_created_ns"])))}
+    groups = read_flight({"entries": [{**entry, "frames": None} for entry in entries]}, call(1)["time_created_ns"])
+    return {**IDLE, "where": where, "inside": "all_reduce", "groups": json.loads(json.dumps(groups))}
 
 
 def test_a_live_mismatch_is_read_as_its_flight_records_are() -> None:

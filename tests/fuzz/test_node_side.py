@@ -10,6 +10,7 @@ from remote_agent.coordinator.journal import public, read_records
 from remote_agent.coordinator.status import document, history
 from remote_agent.diagnose.incidents import incidents_in
 from remote_agent.engine.inspect.pulse import read_flight
+from remote_agent.engine.inspect.stacks import merged_records
 from remote_agent.wire import JobSpec, NodeSpec
 from supervisor.wording.events import event_line, outcome_line
 from supervisor.wording.incidents import incident_lines
@@ -49,6 +50,6 @@ def test_flight_records() -> None:
     record = {"version": "2.9", "entries": entries, "pg_config": {"0": {"name": "0", "desc": "x", "ranks": "[0, 1]"}}}
 
     def run(data: bytes) -> None:
-        json.dumps(read_flight(data, seeds.T_NS + 10**9), allow_nan=False)
+        json.dumps(read_flight(merged_records([data]), seeds.T_NS + 10**9), allow_nan=False)
 
     fuzz(run, [json.dumps(record).encode()], damages.of_json)

@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.diagnose.evidence import JobContext, name_nodes
-from remote_agent.diagnose.flight import Parting, Record, from_rows, mismatch
+from remote_agent.diagnose.flight import DEFAULT_GROUP, Parting, Record, from_rows, group_name, mismatch
 from remote_agent.diagnose.hang.pulses import (
     IDLE,
     SCRIPT,
@@ -133,6 +133,8 @@ class Stall:
     """The lines of the script around the places in `where`: {first, text}."""
     parting: Parting | None = None
     """The first collective that ranks called differently."""
+    finished: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    """Where all ranks wait for the same collective: the last one that each of them finished."""
     unanswered: Unanswered | None = None
     """Connection attempts of waiting ranks that get no answer."""
 
@@ -264,7 +266,8 @@ def _all_wait(waits: Mapping[int, Wait], wanted: set[int], now: Mapping[int, Pul
     for rank, wait in waits.items():
         calls.setdefault((wait.group, wait.op, wait.sizes), []).append(rank)
     if len(calls) == 1 and not wanted:
-        return Stall("network", waits, {}, {})
+        finished = {rank: done for rank, wait in waits.items() if (done := _finished(now[rank], wait.group))}
+        return Stall("network", waits, {}, {}, finished=finished)
     fewest = min(len(ranks) for ranks in calls.values())
     odd = [ranks for ranks in calls.values() if len(ranks) == fewest]
     # If no side is smaller, it is unknown which one is wrong.
@@ -276,9 +279,17 @@ def _all_wait(waits: Mapping[int, Wait], wanted: set[int], now: Mapping[int, Pul
     return Stall("mismatch", waits, dict.fromkeys(ranks, BEHIND), places, parting=parting)
 
 
+def _finished(pulse: Pulse, group: str) -> str:
+    """Return the last collective of a group that a rank has finished; "" if that is unknown."""
+    own = _flight(pulse).get(group)
+    return next((call.text for _, call in sorted(own.calls.items(), reverse=True) if call.done), "") if own else ""
+
+
 def _flight(pulse: Pulse) -> Record:
     rows = {name: group["calls"] for name, group in pulse["groups"].items() if "calls" in group}
-    return from_rows(rows, pulse["where"])
+    # NCCL's calls are only queued: the main thread may have gone on to any line.
+    where = {name: pulse["where"] if pulse["inside"] or name == group_name(name) else "" for name in rows}
+    return from_rows(rows, where)
 
 
 def _blockers(
@@ -292,7 +303,7 @@ def _blockers(
     listed = next((ranks for one in now.values() if (ranks := one["groups"].get(wait.group, {}).get("ranks"))), None)
     # The flight record of gloo does not list the members of a group: then they are the ranks that have used it.
     users = {other for other in now if wait.group in now[other]["groups"]}
-    members = set(listed) if listed else everyone if wait.group == "0" else users
+    members = set(listed) if listed else everyone if group_name(wait.group) == DEFAULT_GROUP else users
     arrived = {other for other in users if now[other]["groups"][wait.group]["last"] >= wait.seq}
     return (members & everyone) - arrived - {rank}
 
@@ -306,7 +317,8 @@ def missing_of(stall: Stall) -> MissingRanks:
     first = stall.first if stall.waits else None
     calls: dict[tuple[str, str, int | None], list[int]] = {}
     for rank, wait in sorted(stall.waits.items()):
-        calls.setdefault((wait.group, wait.op, wait.seq if wait.group else None), []).append(rank)
+        key = (group_name(wait.group), wait.op, wait.seq if wait.group else None)
+        calls.setdefault(key, []).append(rank)
     return {
         "collective": first.op if first is not None else None,
         "seq": first.seq if first is not None and first.group else None,
@@ -364,6 +376,9 @@ def _evidence(stall: Stall, context: JobContext) -> Iterator[EvidenceLine]:
         yield EvidenceLine(context.node_of(rank), rank, file, failure["line"], clip(failure["headline"]))
     if stall.unanswered is not None:
         yield from itertools.islice(stall.unanswered.evidence(context), MAX_LINES)
+    for rank, last in sorted(stall.finished.items())[:MAX_LINES]:
+        text = f"in {call_text(stall.waits[rank])}; the last one that it finished is {last}"
+        yield EvidenceLine(context.node_of(rank), rank, None, None, text)
     for rank, text in stall.parting.lines[:MAX_LINES] if stall.parting is not None else ():
         yield EvidenceLine(context.node_of(rank), rank, None, None, clip(text))
     for rank, how in sorted(stall.missing.items())[:MAX_LINES] if stall.parting is None else ():

@@ -24,9 +24,8 @@ from remote_agent.engine import evidence
 from remote_agent.engine.inspect import children, sockets
 from remote_agent.engine.inspect import ras as nccl_ras
 from remote_agent.engine.inspect.children import Tree, descendants, process_tree
-from remote_agent.engine.inspect.stacks import ask, tidy
+from remote_agent.engine.inspect.stacks import ask, flight_record, tidy
 from remote_agent.vitals.netif import own_addresses
-from remote_agent.wire import gate
 
 if TYPE_CHECKING:
     from remote_agent.engine.boot_dir import BootDirectory
@@ -105,14 +104,16 @@ async def _pulse(boot: BootDirectory, one: RankProcess, tree: Tree, with_stack: 
     pulse.update({"unanswered": [], "reached": [], "addresses": []})
     if not boot.has_socket(one.rank):
         return pulse
-    recorded = await ask(boot, one.rank, True, "fr_trace_json")
-    if isinstance(recorded, bytes):
-        pulse["groups"] = read_flight(recorded, time.time_ns())
+    groups = read_flight(await flight_record(boot, one.rank), time.time_ns())
     if with_stack:
         stacks = await ask(boot, one.rank, True, "dump_traceback")
         pulse["deaf"] = not isinstance(stacks, bytes)
         if isinstance(stacks, bytes):
             pulse.update(read_stack(tidy(stacks)))
+    for group in groups.values():
+        if not ("seq" in group or pulse["inside"]):
+            del group["calls"]
+    pulse["groups"] = groups
     return pulse
 
 
@@ -226,46 +227,49 @@ def _may_wait(frame: re.Match[str]) -> bool:
     return is_distributed and not module.startswith(_WORKSHOPS) and frame["name"] not in _PICKLES
 
 
-def read_flight(text: bytes, now_ns: int) -> dict[str, dict[str, Any]]:
-    """Return by process group: ranks, last, and the fields of the oldest collective that is not done.
+def read_flight(document: Mapping[str, Any], now_ns: int) -> dict[str, dict[str, Any]]:
+    """Return by process group and backend: ranks, last, calls, and the fields of the oldest collective not done.
 
     last: number of the newest collective; seq, op, sizes, age_s, timeout_s: of the oldest one that is not done; age_s
-    is 0 where the record has no time. calls: the newest ones, where one is not done. ranks: the group's members, None
-    where the record does not have them. came: when this rank called the newest ones over gloo.
+    is 0 where the record has no time. calls: the newest ones. ranks: the group's members, None where the record does
+    not have them. came: when this rank called the newest ones of the group of all ranks, and found them done.
     """
-    try:
-        document = flight.read_record(gate.parse(text))
-    except gate.Misfit:
-        # Another torch may write another format.
-        return {}
-    entries = flight.newest(flight.collectives(document))
     known = document.get("pg_config") or {}
+    entries: dict[str, list[Mapping[str, Any]]] = {}
+    for one in flight.newest(flight.collectives(document)):
+        entries.setdefault(flight.group_key(one), []).append(one)
     groups: dict[str, dict[str, Any]] = {}
-    for one in entries:
-        name = flight.kind_of(one)[0]
-        group = groups.setdefault(name, {"ranks": flight.members_of(known.get(name)), "last": 0})
-        group["last"] = max(group["last"], one["collective_seq_id"])
-        if "seq" not in group and not flight.is_done(one):
-            group.update(_waiting(one, now_ns))
-    for name in [name for name, group in groups.items() if "seq" in group]:
-        groups[name]["calls"] = flight.newest_rows([one for one in entries if flight.kind_of(one)[0] == name])
-    stamps = {
-        one["collective_seq_id"]: one["time_created_ns"] // 1000
-        for one in entries
-        if flight.kind_of(one) == (flight.DEFAULT_GROUP, "gloo") and one.get("time_created_ns")
-    }
-    if stamps:
-        groups["0"]["came"] = _came(stamps)
+    for key, own in entries.items():
+        name = flight.group_name(key)
+        groups[key] = group = {
+            "ranks": flight.members_of(known.get(name)),
+            "last": max(one["collective_seq_id"] for one in own),
+            "calls": flight.newest_rows(own),
+        }
+        waiting = next((one for one in own if not flight.is_done(one)), None)
+        if waiting is not None:
+            group.update(_waiting(waiting, now_ns))
+        came = _came({one["collective_seq_id"]: one for one in own if one.get("time_created_ns")})
+        if came and name == flight.DEFAULT_GROUP:
+            group["came"] = came
     return groups
 
 
-def _came(stamps: Mapping[int, int]) -> dict[str, Any]:
-    """Return the number and the time of a collective, and the times since then of it and of all later ones."""
-    first = end = max(stamps) + 1
-    while first - 1 in stamps and end - first < MAX_CAME:
+def _came(entries: Mapping[int, Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Return the number and the time of a collective, and the times since then of it and of all later ones.
+
+    done_us: when the rank found each of them done, None where it has not; absent where the backend does not say (gloo).
+    """
+    if not entries:
+        return None
+    first = end = max(entries) + 1
+    while first - 1 in entries and end - first < MAX_CAME:
         first -= 1
-    t_us = stamps[first]
-    return {"first": first, "t_us": t_us, "later_us": [stamps[number] - t_us for number in range(first, end)]}
+    t_us = entries[first]["time_created_ns"] // 1000
+    listed = [entries[number] for number in range(first, end)]
+    done_ns = [one.get("time_discovered_completed_ns") for one in listed]
+    came = {"first": first, "t_us": t_us, "later_us": [one["time_created_ns"] // 1000 - t_us for one in listed]}
+    return {**came, "done_us": [each // 1000 - t_us if each else None for each in done_ns]} if any(done_ns) else came
 
 
 def _waiting(entry: Mapping[str, Any], now_ns: int) -> dict[str, Any]:

@@ -10,11 +10,14 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from remote_agent.diagnose import flight
+from remote_agent.diagnose.flight_files import parse_flight_record
 from remote_agent.engine.inspect import children
+from remote_agent.wire.gate import Misfit, parse, reader
 
 if TYPE_CHECKING:
     from remote_agent.engine.boot_dir import BootDirectory
@@ -23,6 +26,11 @@ if TYPE_CHECKING:
 COLLECT_S = 1.5
 ANSWER_BYTES = 64 * 1024 * 1024
 SAVED = ("stacks.txt", "flight.json")
+# What a worker server calls its recorders; of one line the first that it has: torch 2.4 has the pickle alone.
+RECORDERS = (("fr_trace_json",), ("dump_nccl_trace_json", "dump_nccl_trace_pickle"))
+# The handler that lists all.
+LIST = ""
+_read_names = reader(list[str])
 # A file's time is that of the kernel's last tick.
 CLOCK_STEP_S = 0.02
 
@@ -73,14 +81,16 @@ async def _stacks(boot: BootDirectory, alive: Mapping[int, bool]) -> tuple[dict[
 async def save(boot: BootDirectory, directories: Mapping[int, Path]) -> dict[str, str]:
     """Save stacks and flight records of these live ranks in their directories; returns the stacks by rank."""
     ranks = [rank for rank in sorted(directories) if boot.has_socket(rank)]
-    records = asyncio.gather(*(ask(boot, rank, True, "fr_trace_json") for rank in ranks))
-    (stacks, _), flights = await asyncio.gather(_stacks(boot, dict.fromkeys(ranks, True)), records)
-    for rank, flight in zip(ranks, flights):
+    records = asyncio.gather(*(flight_record(boot, rank) for rank in ranks))
+    both = await asyncio.gather(_stacks(boot, dict.fromkeys(ranks, True)), records)
+    stacks: dict[str, str] = both[0][0]
+    flights: list[dict[str, Any]] = both[1]
+    for rank, recorded in zip(ranks, flights):
         with contextlib.suppress(OSError):
             if str(rank) in stacks:
                 (directories[rank] / "stacks.txt").write_text(stacks[str(rank)], encoding="utf-8")
-            if isinstance(flight, bytes) and _is_json(flight):
-                (directories[rank] / "flight.json").write_bytes(flight)
+            if recorded["entries"]:
+                (directories[rank] / "flight.json").write_text(json.dumps(recorded), encoding="utf-8")
     return stacks
 
 
@@ -93,6 +103,38 @@ async def keep(boot: BootDirectory, directories: Mapping[int, Path]) -> dict[str
         str(rank): [str(path) for path in paths if path.exists() and path.stat().st_mtime >= begin - CLOCK_STEP_S]
         for rank, paths in files.items()
     }
+
+
+async def flight_record(boot: BootDirectory, rank: int) -> dict[str, Any]:
+    """Return the records of all backends of a live rank as one document; empty where there are none."""
+    names = await _recorders(boot, rank)
+    answers = await asyncio.gather(*(ask(boot, rank, True, name) for name in names))
+    return merged_records(answer for answer in answers if isinstance(answer, bytes))
+
+
+def merged_records(answers: Iterable[bytes]) -> dict[str, Any]:
+    """Return what recorders have answered as one document; another torch may write what cannot be read."""
+    documents = []
+    for answer in answers:
+        with contextlib.suppress(Misfit):
+            documents.append(flight.read_record(parse_flight_record(answer)))
+    return flight.merged(documents)
+
+
+async def _recorders(boot: BootDirectory, rank: int) -> list[str]:
+    """Return the handlers of a rank's recorders; its worker server lists what it has, and is asked once."""
+    if rank not in boot.recorders:
+        listed = await ask(boot, rank, True, LIST)
+        if not isinstance(listed, bytes):
+            return []
+        try:
+            handlers = set(_read_names(parse(listed)))
+        except Misfit:
+            handlers = set()
+        boot.recorders[rank] = [
+            name for names in RECORDERS if (name := next((one for one in names if one in handlers), ""))
+        ]
+    return boot.recorders[rank]
 
 
 async def ask(boot: BootDirectory, rank: int, alive: bool, handler: str) -> bytes | str:
@@ -120,7 +162,8 @@ async def fetch(socket: str, handler: str) -> bytes:
     """Return the body of a worker server's answer; raises OSError or ValueError. It has no deadline."""
     reader, writer = await asyncio.open_unix_connection(socket)
     try:
-        request = f"POST /handler/{handler} HTTP/1.0\r\nHost: rank\r\nContent-Length: 0\r\n\r\n"
+        method = "POST" if handler else "GET"
+        request = f"{method} /handler/{handler} HTTP/1.0\r\nHost: rank\r\nContent-Length: 0\r\n\r\n"
         writer.write(request.encode())
         await writer.drain()
         answer = b""
@@ -140,11 +183,3 @@ def tidy(text: bytes) -> str:
     blocks = text.decode("utf-8", "replace").rstrip("\n").split("\n\n")
     kept = [block for block in blocks if "<no Python frame>" not in block]
     return "\n\n".join(kept or blocks) + "\n"
-
-
-def _is_json(text: bytes) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
