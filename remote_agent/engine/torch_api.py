@@ -2,10 +2,11 @@
 
 In: plain values. Out: plain values; torch's classes for the launchers to subclass; a store; started processes.
 
-Everything is in torch 2.4 to 2.15 unless a version is named:
-* torch: `__version__`, `version.cuda`, `cuda`, `xpu`, `accelerator` (2.6), `_utils.cpu_count`,
+Everything is in torch 2.4 unless a version is named; what a version lacks is done without:
+* torch: `__version__`, `version.cuda`, `cuda`, `xpu`, `accelerator` (2.6), `_utils.cpu_count` (2.12),
   `_C._get_privateuse1_backend_name`;
-* torch.distributed: TCPStore, HashStore, is_nccl_available, and the preflight's all-reduce;
+* torch.distributed: TCPStore (with libuv it takes a listening socket from 2.5 on), HashStore, is_nccl_available, and
+  the preflight's all-reduce;
 * torch.distributed.elastic and .launcher: the imports below, and the methods of LocalElasticAgent that launchers
   override;
 * torch.numa.binding (2.10).
@@ -57,6 +58,7 @@ __all__ = [
     "torch",
 ]
 
+NO_CUSTOM_BACKEND = "privateuseone"
 # For our own client of a store that this process serves: a longer wait means that the address is not ours.
 STORE_TIMEOUT = timedelta(seconds=20)
 
@@ -84,7 +86,13 @@ def facts() -> dict[str, Any]:
 def _is_only_cpu() -> bool:
     """Return whether this build of torch can use nothing but CPUs."""
     builds = (torch.version.cuda, torch.version.hip, getattr(torch.version, "xpu", None))
-    return not any(builds) and torch._C._get_privateuse1_backend_name() == "privateuseone"
+    return not any(builds) and _custom_backend() == NO_CUSTOM_BACKEND
+
+
+def _custom_backend() -> str:
+    """Return the name of a device that is not torch's own, NO_CUSTOM_BACKEND if there is none."""
+    name = getattr(torch._C, "_get_privateuse1_backend_name", None)
+    return NO_CUSTOM_BACKEND if name is None else str(name())
 
 
 def _device_count() -> int:
@@ -96,13 +104,14 @@ def _device_count() -> int:
 
 def _devices() -> dict[str, int]:
     """Return the number of workers for each word of --nproc-per-node, like torchrun's determine_local_world_size."""
-    counts = {"cpu": torch._utils.cpu_count() or 1}
+    counts = {"cpu": getattr(torch._utils, "cpu_count", os.cpu_count)() or 1}
     if torch.cuda.is_available():
         counts["gpu"] = torch.cuda.device_count()
-    if torch.xpu.is_available():
-        counts["xpu"] = torch.xpu.device_count()
+    xpu = getattr(torch, "xpu", None)
+    if xpu is not None and xpu.is_available():
+        counts["xpu"] = xpu.device_count()
     counts["auto"] = _device_count() or counts["cpu"]
-    custom = torch._C._get_privateuse1_backend_name()
+    custom = _custom_backend()
     module = getattr(torch, custom, None)
     if module is not None and module.is_available():
         counts[custom] = module.device_count()
@@ -112,9 +121,15 @@ def _devices() -> dict[str, int]:
 def open_store(host: str, listening: socket.socket, timeout: timedelta = STORE_TIMEOUT) -> TCPStore:
     """Serve a fresh store on a socket, which is taken over; raises RuntimeError when `host` is not this machine."""
     port = listening.getsockname()[1]
-    return TCPStore(
-        host, port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=listening.detach()
-    )
+    options: dict[str, Any] = {"is_master": True, "wait_for_workers": False, "timeout": timeout}
+    options["master_listen_fd"] = listening.detach()
+    try:
+        return TCPStore(host, port, **options)
+    except RuntimeError as error:
+        if "listen fd" not in str(error):
+            raise
+        # With libuv, torch 2.4 cannot take over a socket.
+        return TCPStore(host, port, **options, use_libuv=False)
 
 
 def _leaked_environment() -> dict[str, str]:
