@@ -89,8 +89,7 @@ def on_pulses(turn: Turn, event: inputs.Pulses) -> None:
         return
     key = _key(stall)
     if key != watch.key:
-        age_s = stall.first.age_s if stall is not None and stall.waits else 0.0
-        watch = dataclasses.replace(watch, key=key, since=turn.now - age_s)
+        watch = dataclasses.replace(watch, key=key, since=turn.now - (stall.age_s if stall is not None else 0.0))
         turn.set(watch=watch)
     if stall is not None:
         patience_s = state.spec.hang_after * (NETWORK_TIMES if stall.kind == "network" else 1)

@@ -56,8 +56,9 @@ class Group:
     def assigned(self) -> Any:
         return [one for one in self.one.assigned if one["generation"] == self.generation]
 
-    @property
-    def pids(self) -> list[int]:
+    async def pids(self) -> list[int]:
+        """Return the ranks' pids, which torch's agent reports after they have begun."""
+        await self.one._until(lambda: self.assigned, "assigned ranks")
         return [int(rank["pid"]) for rank in self.assigned[-1]["ranks"]]
 
 
@@ -123,7 +124,7 @@ def test_stop_shows_stacks_and_ends_what_ignores_it(shared: SharedEngine, tmp_pa
         stopped = await group.stop(grace_s=1.0, collect=True)
         assert all(ended["stopped_by_us"] for ended in stopped["exits"])
         assert len(stopped["exits"]) == 2
-        assert await gone([*pids, *group.pids]) == []
+        assert await gone([*pids, *await group.pids()]) == []
         assert list(shared.root.glob(f"generation_{group.generation}/.run-*")) == []
 
     play(shared, work)
@@ -137,8 +138,9 @@ def test_nothing_outlives_torchs_agent(shared: SharedEngine) -> None:
         (shared.root / "waits.py").write_text(WAITS)
         agent = int((await group.go("waits.py", ranks=2))["agent"]["pid"])
         await group.one.wait_mains(group.generation, 2)
+        pids = await group.pids()
         os.kill(agent, signal.SIGKILL)
-        assert await gone([*group.pids, agent]) == []
+        assert await gone([*pids, agent]) == []
         assert {ended["stopped_by_us"] for ended in await group.exits()} == {False}
 
     play(shared, work)
@@ -151,8 +153,9 @@ def test_nothing_outlives_its_engine(tmp_path: Path) -> None:
             group = Group(one, 0)
             agent = int((await group.go("waits.py", ranks=2))["agent"]["pid"])
             await one.wait_mains(0, 2)
+            pids = await group.pids()
             one.process.kill()
-            assert await gone([*group.pids, agent]) == []
+            assert await gone([*pids, agent]) == []
             await one.process.wait()
 
     asyncio.run(run())

@@ -48,8 +48,8 @@ class Way:
 
     victim: int
     at: int
-    says: str
-    """A part of the incident's summary; empty: there must be no incident."""
+    says: tuple[str, ...]
+    """Parts of the incident's summary or evidence, of which one suffices; empty: there must be no incident."""
     culprits: tuple[int, ...]
     hangs: float = 0.0
     """How many times `hang_after` the group may stand still before that is reported; 0: it does not hang."""
@@ -58,19 +58,20 @@ class Way:
 
 
 WAYS = {
-    "healthy": Way(9, 0, "", (), steps=120),
-    "slow": Way(2, 0, "", ()),
-    "sleep": Way(2, 20, "idle at train.py", (2,), 1),
-    "desync": Way(2, 20, "called broadcast", (2,), 1),
+    "healthy": Way(9, 0, (), (), steps=120),
+    "slow": Way(2, 0, (), ()),
+    "sleep": Way(2, 20, ("idle at train.py",), (2,), 1),
+    # NCCL may notice that the sizes of a collective differ.
+    "desync": Way(2, 20, ("called broadcast", "message truncated"), (2,), 1),
     # Over gloo, ranks whose sizes differ abort.
-    "shape": Way(2, 20, "with 4096 elements [4096]", (2,), 1, needs_gpu=True),
-    "early": Way(2, 20, "exited with code 0", (2,), 1),
-    "spin": Way(2, 20, "all 4 ranks reached all_reduce", (), ALL_WAIT_TIMES, needs_gpu=True),
-    "exception": Way(3, 20, "ValueError: bad sample in shard 7", (3,)),
-    "memory": Way(2, 20, "CUDA out of memory", (2,), needs_gpu=True),
-    "assert": Way(1, 20, "device-side assert", (1,), needs_gpu=True),
-    "access": Way(3, 20, "illegal memory access", (3,), needs_gpu=True),
-    "duplicate": Way(9, 0, "Duplicate GPU", (), needs_gpu=True),
+    "shape": Way(2, 20, ("with 4096 elements [4096]",), (2,), 1, needs_gpu=True),
+    "early": Way(2, 20, ("exited with code 0",), (2,), 1),
+    "spin": Way(2, 20, ("all 4 ranks reached all_reduce",), (), ALL_WAIT_TIMES, needs_gpu=True),
+    "exception": Way(3, 20, ("ValueError: bad sample in shard 7",), (3,)),
+    "memory": Way(2, 20, ("CUDA out of memory",), (2,), needs_gpu=True),
+    "assert": Way(1, 20, ("device-side assert",), (1,), needs_gpu=True),
+    "access": Way(3, 20, ("illegal memory access",), (3,), needs_gpu=True),
+    "duplicate": Way(9, 0, ("two ranks use the same GPU",), (0, 1, 2, 3), needs_gpu=True),
 }
 
 
@@ -78,7 +79,7 @@ class Run:
     """One job on two embedded hosts."""
 
     def __init__(self, name: str, root: Path, hosts: DemoHosts, save: Path | None) -> None:
-        self.way = WAYS.get(name, Way(9, 0, "", ()))
+        self.way = WAYS.get(name, Way(9, 0, (), ()))
         self._name, self._root, self._save = name, root, save
         self._notes = root / "notes"
         self._notes.mkdir()
@@ -181,7 +182,7 @@ def judge(name: str, run: Run) -> tuple[bool, str]:
 
 def fits(way: Way, incident: dict[str, Any]) -> bool:
     text = " ".join([incident["summary"], *(line["text"] for line in incident["evidence"])])
-    return way.says in text and tuple(incident["culprit_ranks"]) == way.culprits
+    return any(part in text for part in way.says) and tuple(incident["culprit_ranks"]) == way.culprits
 
 
 def slow_ranks(run: Run) -> list[tuple[int, str]]:

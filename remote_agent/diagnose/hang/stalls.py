@@ -144,6 +144,13 @@ class Stall:
         held = [wait for rank, wait in self.waits.items() if rank not in self.missing] or list(self.waits.values())
         return max(held, key=lambda wait: wait.age_s)
 
+    @property
+    def age_s(self) -> float:
+        """For how long it has lasted, as far as the ranks know: in a mismatch every rank waits for the others."""
+        if not self.waits:
+            return 0.0
+        return max(wait.age_s for wait in self.waits.values()) if self.kind == "mismatch" else self.first.age_s
+
 
 def find_stall(before: Mapping[int, Pulse], now: Mapping[int, Pulse], exited: frozenset[int]) -> Stall | None:
     """Return what holds these ranks up; `exited`: ranks that have succeeded while the others are running."""
