@@ -6,6 +6,7 @@
 # make flaky        every test three times: quiet, beside two busy processes, on one core; prints what failed where
 # make nightly      the long checks: every Python here, 20 times the random examples, more damaged inputs, benchmarks
 # make faults       the fault matrix: 20 seeds of each fault, in about an hour; SUPERVISOR_FAULTS="--seeds 1-3" for fewer
+# make gpu          failures of NCCL and CUDA on one GPU, 8 minutes; without one, those that gloo can have
 # make bench        timings against clush and torchrun, printed as tables
 # make screenshots  the pictures of the README, still and animated, from a real job
 # make clean        remove everything that these targets created
@@ -18,7 +19,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # Write .pyc files: the tests start hundreds of short processes.
 export PYTHONDONTWRITEBYTECODE :=
-.PHONY: help demo fast test collect suite flaky coverage nightly lint faults bench screenshots clean system
+.PHONY: help demo fast test collect suite flaky coverage nightly lint faults gpu bench screenshots clean system
 
 # 3.11 first: a local torch wheel is usually built for it.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.10 python3; do \
@@ -104,6 +105,11 @@ screenshots: $(STAMP)
 
 faults: system $(STAMP)
 	$(BIN)/python -m tests.faults
+
+# A GPU machine may have a torch of its own and no network: GPU_PYTHON is the interpreter that has it.
+GPU_PYTHON ?= $(BIN)/python
+gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(STAMP))
+	$(GPU_PYTHON) -m tests.gpu
 
 bench: system $(STAMP)
 	$(BIN)/python -m tests.bench

@@ -96,7 +96,8 @@ class Run:
         """Return what a command answers as JSON."""
         text = self._command(*words, "--json").stdout
         if self._save is not None:
-            (self._save / f"{self._name}.{words[0]}.json").write_text(text)
+            (self._save / self._name).mkdir(exist_ok=True)
+            (self._save / self._name / f"{words[0]}.json").write_text(text)
         documents = [json.loads(line) for line in text.splitlines()]
         return documents if words[0] == "events" else documents[0] if documents else {}
 
@@ -130,7 +131,15 @@ class Run:
                 up.kill()
                 up.wait()
                 if self._save is not None:
-                    shutil.copy(self._root / "up.out", self._save / f"{self._name}.up.txt")
+                    self._keep(self._save / self._name)
+
+    def _keep(self, target: Path) -> None:
+        """Copy what `up` printed and the nodes' files of the job."""
+        target.mkdir(exist_ok=True)
+        shutil.copy(self._root / "up.out", target)
+        for path in self._root.glob("hosts/*/.supervisor/jobs/*/**/*"):
+            if path.suffix in (".log", ".json", ".jsonl", ".txt") and path.is_file():
+                shutil.copy(path, target / "_".join(path.relative_to(self._root / "hosts").parts))
 
     def notes(self, what: str) -> list[dict[str, Any]]:
         """Return what the ranks have noted, by time."""
