@@ -44,8 +44,8 @@ class BootDirectory:
         self._rest = b""
         self.requests: dict[tuple[int, str], asyncio.Future[bytes]] = {}
         """The newest request of each kind to each rank's worker server."""
-        self.recorders: dict[int, list[str]] = {}
-        """By rank: what its worker server calls its flight recorders."""
+        self.handlers: dict[int, frozenset[str]] = {}
+        """By rank: what its worker server can be asked."""
         self._directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         # Also open for writing: the pipe never ends then, and workers can see that the engine is alive.
         self.pipe = os.open(self.path / PIPE, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -24,7 +24,7 @@ from remote_agent.engine import evidence
 from remote_agent.engine.inspect import children, sockets
 from remote_agent.engine.inspect import ras as nccl_ras
 from remote_agent.engine.inspect.children import Tree, descendants, process_tree
-from remote_agent.engine.inspect.stacks import ask, flight_record, tidy
+from remote_agent.engine.inspect.stacks import STACKS, ask, flight_record, handlers_of, tidy
 from remote_agent.vitals.netif import own_addresses
 
 if TYPE_CHECKING:
@@ -105,8 +105,8 @@ async def _pulse(boot: BootDirectory, one: RankProcess, tree: Tree, with_stack: 
     if not boot.has_socket(one.rank):
         return pulse
     groups = read_flight(await flight_record(boot, one.rank), time.time_ns())
-    if with_stack:
-        stacks = await ask(boot, one.rank, True, "dump_traceback")
+    if with_stack and STACKS in await handlers_of(boot, one.rank):
+        stacks = await ask(boot, one.rank, True, STACKS)
         pulse["deaf"] = not isinstance(stacks, bytes)
         if isinstance(stacks, bytes):
             pulse.update(read_stack(tidy(stacks)))

@@ -28,8 +28,8 @@ ANSWER_BYTES = 64 * 1024 * 1024
 SAVED = ("stacks.txt", "flight.json")
 # What a worker server calls its recorders; of one line the first that it has: torch 2.4 has the pickle alone.
 RECORDERS = (("fr_trace_json",), ("dump_nccl_trace_json", "dump_nccl_trace_pickle"))
-# The handler that lists all.
-LIST = ""
+# The handler that lists all, and the one for stacks, which torch 2.4 lacks.
+LIST, STACKS = "", "dump_traceback"
 _read_names = reader(list[str])
 # A file's time is that of the kernel's last tick.
 CLOCK_STEP_S = 0.02
@@ -69,7 +69,7 @@ async def _stacks(boot: BootDirectory, alive: Mapping[int, bool]) -> tuple[dict[
     texts: dict[str, str] = {}
     unreachable: dict[str, str] = {}
     ranks = sorted(alive)
-    answers = await asyncio.gather(*(ask(boot, rank, alive[rank], "dump_traceback") for rank in ranks))
+    answers = await asyncio.gather(*(ask(boot, rank, alive[rank], STACKS) for rank in ranks))
     for rank, answer in zip(ranks, answers):
         if isinstance(answer, bytes):
             texts[str(rank)] = tidy(answer)
@@ -107,7 +107,8 @@ async def keep(boot: BootDirectory, directories: Mapping[int, Path]) -> dict[str
 
 async def flight_record(boot: BootDirectory, rank: int) -> dict[str, Any]:
     """Return the records of all backends of a live rank as one document; empty where there are none."""
-    names = await _recorders(boot, rank)
+    handlers = await handlers_of(boot, rank)
+    names = [name for names in RECORDERS if (name := next((one for one in names if one in handlers), ""))]
     answers = await asyncio.gather(*(ask(boot, rank, True, name) for name in names))
     return merged_records(answer for answer in answers if isinstance(answer, bytes))
 
@@ -121,20 +122,15 @@ def merged_records(answers: Iterable[bytes]) -> dict[str, Any]:
     return flight.merged(documents)
 
 
-async def _recorders(boot: BootDirectory, rank: int) -> list[str]:
-    """Return the handlers of a rank's recorders; its worker server lists what it has, and is asked once."""
-    if rank not in boot.recorders:
+async def handlers_of(boot: BootDirectory, rank: int) -> frozenset[str]:
+    """Return what a rank's worker server can be asked, which it lists once; STACKS if it does not answer."""
+    if rank not in boot.handlers:
         listed = await ask(boot, rank, True, LIST)
         if not isinstance(listed, bytes):
-            return []
-        try:
-            handlers = set(_read_names(parse(listed)))
-        except Misfit:
-            handlers = set()
-        boot.recorders[rank] = [
-            name for names in RECORDERS if (name := next((one for one in names if one in handlers), ""))
-        ]
-    return boot.recorders[rank]
+            return frozenset({STACKS})
+        with contextlib.suppress(Misfit):
+            boot.handlers[rank] = frozenset(_read_names(parse(listed)))
+    return boot.handlers.get(rank, frozenset({STACKS}))
 
 
 async def ask(boot: BootDirectory, rank: int, alive: bool, handler: str) -> bytes | str:
@@ -143,6 +139,8 @@ async def ask(boot: BootDirectory, rank: int, alive: bool, handler: str) -> byte
         return "the process has ended"
     if not boot.has_socket(rank):
         return "the script has not imported torch.distributed, or this torch has no worker server"
+    if handler and handler not in boot.handlers.get(rank, {handler}):
+        return f"this torch's worker server has no {handler}; py-spy shows stacks if it is installed on the node"
     # One request at a time: two simultaneous dumps can end the rank, and a rank that holds the GIL answers both late.
     request = boot.requests.get((rank, handler))
     if request is None or request.done():
