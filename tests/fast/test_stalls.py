@@ -357,6 +357,15 @@ def test_a_live_mismatch_is_read_as_its_flight_records_are() -> None:
     assert stall_incident(found, JobContext()).summary == "rank 0 called a [4] before b [4], rank 1 in the other order"
 
 
+def test_without_records_a_rank_in_backward_waits_unless_it_computes() -> None:
+    backward = {**IDLE, "stack": "b", "where": "train.py:20 in <module>", "inside": "backward"}
+    found = stall(backward, IDLE, backward)
+    assert found is not None
+    assert (found.kind, dict(found.missing), found.first.op) == ("missing", {1: "idle"}, "backward")
+    assert stall(backward, IDLE, backward, r0={"cpu_s": 9.0}, r2={"cpu_s": 9.0}) is None
+    assert stall(backward, backward, r0={"cpu_s": 9.0}, r1={"cpu_s": 9.0}) is None
+
+
 def test_stacks_are_asked_for_on_suspicion_alone() -> None:
     works = {"t": 10.0, "cpu_s": 9.0}
     assert not is_suspect({0: IDLE, 1: IDLE}, {0: {**IDLE, **works}, 1: {**IDLE, "t": 10.0}})

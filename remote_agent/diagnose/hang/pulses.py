@@ -24,6 +24,10 @@ STOPPED, UNRESPONSIVE, IDLE = "stopped", "unresponsive", "idle"
 SCRIPT = "the script"
 
 
+# Here DDP communicates; if nothing is recorded, a rank that computes nothing here waits for others.
+BACKWARD = "backward"
+
+
 @dataclasses.dataclass(frozen=True)
 class Wait:
     """What one rank waits for: the oldest unfinished collective of a group; group "": no collective yet."""
@@ -51,6 +55,8 @@ def lasting_wait(before: Pulse, now: Pulse) -> Wait | None:
         return max(waits, key=lambda wait: wait.age_s)
     # A running loop may show the same stack in each pulse.
     if _progresses(before, now) or _wakes_often(before, now):
+        return None
+    if now["inside"] == BACKWARD and is_working(before, now):
         return None
     if now["stack"] and now["inside"] and now["inside"] == before["inside"] and now["stack"] == before["stack"]:
         return Wait("", 0, now["inside"], age_s=now["t"] - before["t"])

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from remote_agent.base.files import read_text
 from remote_agent.base.proc import stat_fields
 from remote_agent.diagnose import flight
-from remote_agent.diagnose.hang.pulses import SCRIPT
+from remote_agent.diagnose.hang.pulses import BACKWARD, SCRIPT
 from remote_agent.diagnose.tracebacks import find_traces, last_background_failure, traces_of_error
 from remote_agent.engine import evidence
 from remote_agent.engine.inspect import children, sockets
@@ -207,8 +207,10 @@ def read_source(pid: int, file: str, line: int) -> SourceExcerpt | None:
 
 
 def _inside(frames: list[re.Match[str]]) -> str | None:
-    """Return the outermost function of torch.distributed among the innermost frames."""
+    """Return the outermost function of torch.distributed among the innermost frames, or that it is in `backward`."""
     function = None
+    if frames and frames[0]["name"] == "_engine_run_backward" and "/torch/autograd/" in frames[0]["file"]:
+        return BACKWARD
     if not frames or not _may_wait(frames[0]):
         return None
     for match in frames:
