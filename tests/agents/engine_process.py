@@ -12,6 +12,7 @@ import select
 import shutil
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -123,6 +124,12 @@ def await_death(pid: int) -> None:
         assert select.select([handle], [], [], DEADLINE_S)[0], f"process {pid} lives"
     finally:
         os.close(handle)
+
+
+def await_variables(pid: int) -> None:
+    """Wait until the kernel shows the variables of a program that has just been started."""
+    while not Path(f"/proc/{pid}/environ").read_bytes():
+        time.sleep(0.001)
 
 
 def order(root: Path, script: str | Path, *args: str, **changes: Any) -> Any:

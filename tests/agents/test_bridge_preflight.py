@@ -15,7 +15,7 @@ from remote_agent.base.paths import Home
 from remote_agent.base.proc import run_program
 from remote_agent.bridge.probe import left_over
 from remote_agent.wire import MAGIC, encode
-from tests.agents.engine_process import await_death
+from tests.agents.engine_process import await_death, await_variables
 
 WAIT_S = 30.0
 
@@ -65,6 +65,7 @@ def test_left_over_are_the_processes_of_a_lost_agent_not_those_of_another_home(t
             words = [sys.executable, "-c", "input()", "remote_agent", "engine", "--job", "job-1"]
             env = {**os.environ, "SUPERVISOR_HOME": str(home.root)}
             processes.append(subprocess.Popen(words, env=env, stdin=subprocess.PIPE))
+            await_variables(processes[-1].pid)
         listed = [left_over(home) for home in homes]
         assert listed == [[{"pid": process.pid, "mode": "engine", "job": "job-1"}] for process in processes]
     finally:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import secrets
 import signal
 import subprocess
-import time
-from pathlib import Path
 
+from tests.agents.engine_process import await_variables
 from tests.cluster.leftovers import MARK, below, end
 
 
@@ -15,9 +14,7 @@ def test_a_session_ends_what_a_worker_that_was_killed_had_started() -> None:
     session = secrets.token_hex(8)
     with subprocess.Popen(["sleep", "600"], env={MARK: f"{session}.worker"}) as process:
         try:
-            # A new program has no variables for a moment.
-            while not Path(f"/proc/{process.pid}/environ").read_bytes():
-                time.sleep(0.01)
+            await_variables(process.pid)
             assert below(session) == [process.pid]
             assert below("worker") == below(session[:-1]) == []
             end(below(session))
