@@ -255,9 +255,7 @@ async def follow(
 
 
 async def _owners(hub: Hub, selection: Selection) -> dict[RankStream, str]:
-    """Return the node of each file, once the job is over: a copy of it elsewhere is then no longer removed."""
-    if not (hub.ended or hub.state in ENDED_STATES):
-        return {}
+    """Return the node of each file that is there: another node may have a copy of it, which is not read as well."""
     with contextlib.suppress(Unreachable, RequestFailed):
         found = await files(hub, selection.nodes)
         return {_file(entry): entry["node"] for entry in found if not entry.get("copy")}

@@ -282,6 +282,33 @@ def test_a_node_that_refuses_to_be_followed_ends_no_others_log(refuses: list[str
             waiting.run(read(), 60)
 
 
+def test_a_copy_of_a_log_is_not_followed_beside_the_log_itself_though_the_end_is_not_known_yet() -> None:
+    """As with a node that was cut off while its job ended: it is asked before the end has been read elsewhere."""
+
+    def link(name: str) -> Any:
+        async def stream(_op: str, _args: Any) -> AsyncGenerator[Answer, None]:
+            yield Answer({"generation": 0, "rank": 1, "stream": "stdout", "offset": 0}, name.encode())
+
+        async def call(_op: str, _args: Any, **_more: Any) -> Answer:
+            hub.ended = True
+            return Answer({"files": [{**FILE, "rank": 1, "copy": name == "n1"}]})
+
+        return SimpleNamespace(
+            view=SimpleNamespace(name=name), active=True, opened=True, opened_at=1.0, is_malformed=False,
+            stream=stream, call=call,
+        )  # fmt: skip
+
+    hub: Any = SimpleNamespace(
+        links={name: link(name) for name in ("n1", "n2")}, ended=False, state="running", follows=True,
+        leave_out=lambda _name, _reason: None,
+    )  # fmt: skip
+
+    async def read() -> list[bytes]:
+        return [chunk.data async for chunk in follow(hub, Selection())]
+
+    assert waiting.run(read(), 60) == [b"n2"]
+
+
 @pytest.mark.parametrize("moment", ["before the work", "after it"])
 def test_a_host_is_brought_up_although_its_connection_ends_with_the_agent_that_is_replaced(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch, moment: str
