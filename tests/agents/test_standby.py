@@ -255,6 +255,7 @@ def test_a_restart_does_not_wait_for_one_that_is_still_loading_behind_everything
             await one.engine.call("standby", generation=0)
             while not begun.exists():
                 await asyncio.sleep(0.01)
+            await one.engine._until(lambda: one.engine.standby, "standby")
             pid = one.engine.standby[-1]["pid"]
             if os.geteuid() == 0:
                 # Others may not come back from idle priority.

@@ -65,8 +65,7 @@ async def check_reader(app: SupervisorApp, pilot: Pilot[int], session: recorded.
         session.write(FILE, *(f"new {number} {part}".encode() for part in range(50)))
         await settle(app, pilot, 1)
         assert body(app) == before
-    await until(app, pilot, lambda: bool(log.new_lines_text))
-    assert f" {log.new_lines_text} " in text_of(app)
+    await until(app, pilot, lambda: bool(log.new_lines_text) and f" {log.new_lines_text} " in text_of(app))
     assert body(app) == before
     await press(app, pilot, "f", "0")
     await until(app, pilot, lambda: any("new 19 49" in line for line in body(app)))
@@ -236,6 +235,7 @@ def test_keys_while_a_refresh_is_on_its_way_do_not_move_the_reader() -> None:
             await until(app, pilot, lambda: session.log_calls > calls)
             type_key(app, "pageup")
             await until(app, pilot, lambda: not log_of(app).follow)
+            await settle(app, pilot)
             before = body(app)
             session.write(FILE, *(f"new {number}".encode() for number in range(200)))
             await until(app, pilot, lambda: bool(log_of(app).new_lines_text))

@@ -138,8 +138,7 @@ def test_an_incident_does_not_tear_a_dialog_away() -> None:
             assert "actions on" in await press(app, pilot, "down")
             await press(app, pilot, "escape")
             session.touch()
-            await until(app, pilot, lambda: app.current_mode == "incident")
-            assert "first failure" in text_of(app)
+            await until(app, pilot, lambda: app.current_mode == "incident" and "first failure" in text_of(app))
 
     asyncio.run(scenario())
 

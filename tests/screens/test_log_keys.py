@@ -283,9 +283,11 @@ def test_tracebacks_and_errors_one_after_the_other_also_those_that_came_later() 
             log = await open_stdout(app, pilot)
 
             async def leads(key: str, line: int) -> None:
+                def is_there() -> bool:
+                    return log.pointer == (0, 0, "stdout", line) and any(row.startswith("▸") for row in body(app))
+
                 await press(app, pilot, key)
-                await until(app, pilot, lambda: log.pointer == (0, 0, "stdout", line))
-                assert any(row.startswith("▸") for row in body(app))
+                await until(app, pilot, is_there)
 
             await leads("{", 900)
             assert "traceback: hit 2 of 2" in text_of(app)
