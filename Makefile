@@ -85,6 +85,7 @@ collect: $(STAMP)
 # Which tests have failed counts only after a whole run: .ci/run tries them again.
 NOTED := .pytest_cache/v/cache/lastfailed
 suite: $(STAMP)
+	@rm -f $(NOTED) .pytest_cache/left_behind
 	$(PYTEST) $(TESTS) || { status=$$?; [ $$status -eq 1 ] || rm -f $(NOTED); exit $$status; }
 
 flaky: system $(STAMP)

@@ -19,6 +19,7 @@ import pytest
 
 from tests.cluster.fixtures import hosts_of
 from tests.cluster.leftovers import MARK, below, describe, end, marked
+from tests.flaky import LEFT
 from tests.scratch import outer, scratch
 from tests.stub import on_path
 
@@ -74,12 +75,16 @@ def _shares(item: pytest.Item) -> bool:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def nothing_left_behind() -> Iterator[None]:
+def nothing_left_behind(pytestconfig: pytest.Config) -> Iterator[None]:
     """After the last test, no process that a test started is alive, and none of our namespaces exists."""
     yield
     left = marked(os.environ[MARK])
     names = [describe(pid) for pid in left]
     end(left)
+    if left:
+        noted = pytestconfig.rootpath / LEFT
+        noted.parent.mkdir(exist_ok=True)
+        noted.write_text("\n".join(names))
     assert not left, f"processes that tests left behind (ended now): {names}"
 
 

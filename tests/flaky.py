@@ -22,6 +22,8 @@ import pytest
 
 # Where pytest's own `--last-failed` finds what failed.
 NOTED = Path(".pytest_cache/v/cache/lastfailed")
+# What processes the tests of the last run left behind: the test that pytest notes for it is only the last one.
+LEFT = Path(".pytest_cache/left_behind")
 # More than these have a common cause.
 MAX_FLAKY = 3
 BURNERS = 2
@@ -53,6 +55,9 @@ def again(names: list[str]) -> int:
     """Run those tests once more, one after the other; returns the exit code for the whole run."""
     if not names or not all("::" in name for name in names):
         print("no test failed by itself: nothing is tried again")
+        return 1
+    if LEFT.exists():
+        print(f"tests left processes behind: nothing is tried again\n{LEFT.read_text()}")
         return 1
     if len(names) > MAX_FLAKY:
         print(f"{len(names)} tests failed: more than {MAX_FLAKY} are not tried again")

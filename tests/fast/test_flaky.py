@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.flaky import again
+from tests.flaky import LEFT, again
 
 HELPER = """
 import pathlib
@@ -50,3 +50,14 @@ def test_a_test_that_failed_is_tried_once_more(
 def test_many_tests_that_failed_have_a_common_cause(capsys: pytest.CaptureFixture[str]) -> None:
     assert again([f"test_it.py::test_{number}" for number in range(4)]) == 1
     assert "more than 3 are not tried again" in capsys.readouterr().out
+
+
+def test_nothing_is_tried_again_if_processes_were_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """pytest notes the last test for them, which passes alone."""
+    monkeypatch.chdir(tmp_path)
+    LEFT.parent.mkdir()
+    LEFT.write_text("sleep 600")
+    assert again(["test_it.py::test_last"]) == 1
+    assert "sleep 600" in capfd.readouterr().out
