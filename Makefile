@@ -4,7 +4,7 @@
 # make lint         ruff, mypy and codespell alone
 # make coverage     every test, with the coverage of lines and branches
 # make flaky        every test three times: quiet, beside two busy processes, on one core; prints what failed where
-# make nightly      the long checks: every Python here, 20 times the random examples, more damaged inputs, benchmarks
+# make nightly      the long checks: every Python here, every torch that we name, many random examples, benchmarks
 # make faults       the fault matrix: 20 seeds of each fault, in about an hour; SUPERVISOR_FAULTS="--seeds 1-3" for fewer
 # make gpu          failures of NCCL and CUDA on one GPU, 8 minutes; without one, those that gloo can have
 # make bench        timings against clush and torchrun, printed as tables
@@ -98,6 +98,7 @@ coverage: system $(STAMP)
 
 nightly: system lint
 	$(BIN)/python -m tests.pythons
+	$(BIN)/python -m tests.versions
 	SUPERVISOR_EXAMPLES=20 SUPERVISOR_FUZZ_S=120 $(PYTEST) $(TESTS)
 	$(BIN)/python -m tests.bench
 

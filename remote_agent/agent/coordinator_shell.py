@@ -120,6 +120,7 @@ REPORTS: dict[str, Callable[[str, int, Mapping[str, Any]], inputs.Input]] = {
     "started": lambda node, generation, args: inputs.Started(
         node, generation, _ranks(args), _notice(args), None if args.get("cold") is None else clip(str(args["cold"]))
     ),
+    "grouping": lambda node, generation, args: inputs.Grouping(node, generation, int(args["rank"])),
     "assigned": lambda node, generation, args: inputs.Assigned(node, generation, _ranks(args), int(args["world_size"])),
     "main": lambda node, generation, args: inputs.Main(node, generation, int(args["rank"])),
     "pulse": lambda node, generation, args: inputs.Pulses(node, generation, _pulses(args)),

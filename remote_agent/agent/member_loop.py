@@ -47,6 +47,8 @@ KILL_MARGIN_S = 5.0
 # Ranks that have made steps for this long have loaded what they need; so have those that print no steps after that.
 STEADY_S = 3.0
 SILENT_S = 60.0
+# What a coordinator must know of this generation, and is told again after a new connection.
+KEPT = ("recorded", "started", "assigned", "main", "grouping", "grouped", "exited", "idle", "order_failed")
 PROGRESS = ("loss", "lr", "grad_norm", "rate", "unit", "steps_s", "saved", "total")
 """What a status has of a rank's progress, besides its step."""
 Progress = Mapping[int, Mapping[str, Any]]
@@ -208,8 +210,8 @@ class MemberLoop:
             self._orders.put_nowait((op, args))
 
     def report(self, op: str, args: Args) -> None:
-        """Report to the coordinator; what concerns this generation is reported again after a new connection."""
-        if op in ("recorded", "started", "assigned", "main", "grouped", "exited", "idle", "order_failed"):
+        """Report to the coordinator; see KEPT."""
+        if op in KEPT:
             self._reports.append({"op": op, "args": args})
         if self.office.coordinator is not None:
             self.office.coordinator.receive(self._context.node, op, args)

@@ -51,6 +51,7 @@ def try_form(turn: Turn) -> None:
         ranks={},
         waiting=frozenset(),
         mains=frozenset(),
+        grouping=frozenset(),
         grouped=frozenset(),
         phases={},
         exits={},

@@ -181,6 +181,13 @@ class Main(GroupReport):
 
 
 @dataclasses.dataclass(frozen=True)
+class Grouping(GroupReport):
+    """A rank has called init_process_group."""
+
+    rank: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Grouped(GroupReport):
     """A rank's init_process_group returned `age` seconds ago, `took` seconds after the call."""
 

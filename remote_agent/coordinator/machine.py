@@ -470,6 +470,7 @@ HANDLERS: dict[type, Callable[[Turn, Any], None]] = {
     inputs.Assigned: on_assigned,
     inputs.OrderFailed: on_order_failed,
     inputs.Main: on_main,
+    inputs.Grouping: phases.on_grouping,
     inputs.Grouped: phases.on_grouped,
     inputs.Exited: on_exited,
     inputs.Idle: on_idle,

@@ -34,6 +34,11 @@ def note_running(turn: Turn) -> dict[str, Any]:
     )
 
 
+def on_grouping(turn: Turn, event: inputs.Grouping) -> None:
+    """Note that a rank waits in init_process_group for the others."""
+    turn.set(grouping=(turn.state.grouping | {event.rank}) - turn.state.grouped)
+
+
 def on_grouped(turn: Turn, event: inputs.Grouped) -> None:
     """Take the end of a rank's init_process_group; what the last rank needs, all need."""
     state = turn.state
@@ -43,7 +48,7 @@ def on_grouped(turn: Turn, event: inputs.Grouped) -> None:
     marks = dict(state.marks)
     for name, at in (("imports", returned - event.took), ("process_group", returned)):
         marks[name] = max(at, marks.get(name, at))
-    turn.set(grouped=state.grouped | {event.rank}, marks=marks)
+    turn.set(grouping=state.grouping - {event.rank}, grouped=state.grouped | {event.rank}, marks=marks)
     note_group(turn)
 
 

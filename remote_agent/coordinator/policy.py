@@ -182,9 +182,12 @@ def _blame(turn: Turn, name: str, incident: Incident) -> str:
 def _can_do_without(state: s.State, incident: Incident) -> str | None:
     """Return the node that alone failed before the first step, if the others are enough without it.
 
-    None while the work tree is new: then that is the more likely reason, and there is one to go back to.
+    None while the work tree is new: then that is the more likely reason, and there is one to go back to. Nor can one
+    tell while no group has ever formed: only the first node opens a store, and the others may be as unable.
     """
     name = incident.culprit_node
+    if not any(group.formed and group.generation >= 0 for group in state.groups):
+        return None
     early = _came_early(state) and incident.exit_signal in OWN_ENDS and incident.confidence != "unknown"
     if name is None or name not in state.nodes or not early or not views.has_proven_tree(state):
         return None
@@ -225,12 +228,15 @@ def _is_early(state: s.State, at: float) -> bool:
 
 
 def note_recovery(turn: Turn) -> None:
-    """Write to the journal, once, that a group makes steps again, or has run for a minute without showing one."""
+    """Write to the journal, once, that a group makes steps again, or has run for a minute without showing one.
+
+    Ranks that still wait for each other in init_process_group have shown nothing.
+    """
     state, incident = turn.state, turn.state.incident
     is_open = incident is not None and incident.get("state") == OPEN and not incident.get("ongoing")
     if state.phase != s.RUNNING or not is_open:
         return
-    if not _is_early(state, turn.now):
+    if state.stepped or not (state.grouping or _is_early(state, turn.now)):
         how = "has made a step" if state.stepped else f"has run for {EARLY_S:.0f} s without showing steps"
         turn.emit(EventType.INCIDENT_HEALED, reason=f"generation {state.generation} {how}")
 

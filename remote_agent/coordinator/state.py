@@ -175,6 +175,8 @@ class State:
     waiting: frozenset[str] = frozenset()
     """Nodes that still have to answer in this phase."""
     mains: frozenset[int] = frozenset()
+    grouping: frozenset[int] = frozenset()
+    """Ranks of the newest generation that have called init_process_group, which has not returned."""
     grouped: frozenset[int] = frozenset()
     """Ranks of the newest generation whose init_process_group has returned."""
     phases: Mapping[str, float] = dataclasses.field(default_factory=dict)

@@ -2,11 +2,12 @@
 
 In: plain values. Out: plain values; torch's classes for the launchers to subclass; a store; started processes.
 
-Everything is in torch 2.4 unless a version is named; what a version lacks is done without:
-* torch: `__version__`, `version.cuda`, `cuda`, `xpu`, `accelerator` (2.6), `_utils.cpu_count` (2.12),
+Everything is in torch 2.4 unless a version is named (as in tests/versions.py, which has run some of them); what a
+version lacks is done without:
+* torch: `__version__`, `version.cuda`, `cuda`, `xpu`, `accelerator` (2.6), `_utils.cpu_count` (2.12 or 2.13),
   `_C._get_privateuse1_backend_name`;
-* torch.distributed: TCPStore (with libuv it takes a listening socket from 2.5 on), HashStore, is_nccl_available, and
-  the preflight's all-reduce;
+* torch.distributed: TCPStore (with libuv it takes a listening socket from 2.7 or 2.8 on), HashStore,
+  is_nccl_available, and the preflight's all-reduce;
 * torch.distributed.elastic and .launcher: the imports below, and the methods of LocalElasticAgent that launchers
   override;
 * torch.numa.binding (2.10).
@@ -125,10 +126,8 @@ def open_store(host: str, listening: socket.socket, timeout: timedelta = STORE_T
     options["master_listen_fd"] = listening.detach()
     try:
         return TCPStore(host, port, **options)
-    except RuntimeError as error:
-        if "listen fd" not in str(error):
-            raise
-        # With libuv, torch 2.4 cannot take over a socket.
+    except NotImplementedError:
+        # With libuv, torch 2.6 cannot take over a socket.
         return TCPStore(host, port, **options, use_libuv=False)
 
 

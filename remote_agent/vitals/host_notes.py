@@ -52,6 +52,9 @@ _DISK_PATH = re.compile(r"No space left on device: '([^'\n]+)'")
 _COUNTED = re.compile(r"(?m)^(oom_kill|oom) (\d+)$")
 _LOADER_PIDS = re.compile(r"DataLoader worker \(pid\(?s?\)? ([\d, ]+)\)")
 _HARDWARE = re.compile(r"NVRM: Xid|Machine check|Hardware Error", re.I)
+# The driver names the process that made an error, if one did.
+_XID_OF = re.compile(r"NVRM: Xid .*\bpid='?\d")
+_CUDA = re.compile(r"\bCUDA\b")
 _PROCESS = re.compile(
     r"oom-kill|out of memory|oom_reaper|segfault at|traps: |general protection|Sending SIGBUS|page allocation failure",
     re.I,
@@ -106,7 +109,7 @@ class HostNotes:
         pids.update(pid for named in _LOADER_PIDS.findall(text) for pid in re.findall(r"\d+", named))
         with self._lock:
             is_complete = self._read_log()
-            lines = self._kernel_lines(pids)
+            lines = self._kernel_lines(pids, bool(_CUDA.search(text)))
         # When the log names every killed process, the counters add nothing.
         if not (self.knows_pids and is_complete):
             lines += self._risen()
@@ -116,12 +119,19 @@ class HostNotes:
         lines += _spaces(folders)
         return [line[:MAX_CHARS] for line in lines[:MAX_LINES]]
 
-    def _kernel_lines(self, pids: set[str]) -> list[str]:
+    def _kernel_lines(self, pids: set[str], has_cuda_error: bool) -> list[str]:
+        """Return the lines about these processes, then those about the host.
+
+        An Xid of another process is not ours. Where pids cannot be compared, it counts if the rank itself has reported
+        an error of CUDA.
+        """
         named = re.compile(rf"\b(?:{'|'.join(sorted(pids))})\b")
         own = [line for line in self._lines if named.search(line)]
         general = _HARDWARE if self.knows_pids else re.compile(f"{_HARDWARE.pattern}|{_PROCESS.pattern}", re.I)
         # Of the general lines the newest are the nearest to the death.
         others = [line for line in self._lines if line not in own and general.search(line)]
+        if self.knows_pids or not has_cuda_error:
+            others = [line for line in others if not _XID_OF.search(line)]
         return [f"kernel: {line}" for line in [*own[-MAX_LINES // 2 :], *others[-MAX_LINES // 4 :]]]
 
     def _read_log(self) -> bool:

@@ -246,6 +246,21 @@ def test_where_no_steps_are_shown_a_failure_is_healed_after_a_minute() -> None:
     assert replay.fold(world.state.spec, world.records()).incident == {**healed, "ended_at": "2026-01-01T00:00:00.000Z"}
 
 
+def test_a_group_whose_ranks_have_not_left_init_process_group_has_healed_nothing() -> None:
+    world = World(spec(2))
+    world.fail(0)
+    world.settle()
+    generation = world.state.generation
+    for rank in range(4):
+        world.feed(inputs.Grouping(f"n{rank // 2 + 1}", generation, rank))
+    for rank in range(3):
+        world.feed(inputs.Grouped(f"n{rank // 2 + 1}", generation, rank, 1.0))
+    world.pass_time(120)
+    assert incident_of(world)["state"] == "open"
+    world.feed(inputs.Grouped("n2", generation, 3, 120.0))
+    assert incident_of(world)["state"] == "healed"
+
+
 def test_a_removed_node_that_is_added_again_is_wanted() -> None:
     world = World(spec(2, min_nodes=1))
     world.feed(inputs.Remove("n2"))

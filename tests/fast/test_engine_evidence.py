@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pickle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from remote_agent.engine.boot_dir import BootDirectory
 from remote_agent.engine.evidence import read_error, read_evidence, read_tail
-from remote_agent.engine.inspect.stacks import fetch, tidy
+from remote_agent.engine.inspect.pulse import pulses
+from remote_agent.engine.inspect.stacks import dump, fetch, tidy
 from remote_agent.wire import MAX_HEADER, encode
+from tests.versions import HANDLERS, LACKS
 
 
 def error_file(tmp_path: Path, text: str | bytes) -> Path:
@@ -158,3 +163,43 @@ def test_a_worker_servers_answer(tmp_path: Path, answer: bytes, body: bytes | No
                 assert await fetch(path, "ping") == body
 
     asyncio.run(run())
+
+
+STACK = b'Thread 0x2 (most recent call first):\n  File "/home/me/train.py", line 7 in load\n'
+RECORD = json.loads((Path(__file__).parent / "data" / "nccl_h100.json").read_text())["sleep"]["0"]["record"]
+
+
+@pytest.mark.parametrize("version", LACKS)
+def test_a_worker_server_is_asked_for_what_its_torch_has(tmp_path: Path, version: str) -> None:
+    has = {name for name in HANDLERS if f"/handler/{name}" not in LACKS[version]}
+    bodies = {"": json.dumps(sorted(has)).encode(), "dump_traceback": STACK}
+    bodies.update({name: json.dumps(RECORD).encode() for name in has if name.endswith("json")})
+    bodies["dump_nccl_trace_pickle"] = pickle.dumps(RECORD)
+    asked = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        name = (await reader.readuntil(b"\r\n\r\n")).split()[1].decode().removeprefix("/handler/")
+        asked.append(name)
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n" + bodies[name])
+        await writer.drain()
+        writer.close()
+
+    async def run() -> tuple[Any, Any]:
+        boot = BootDirectory(tmp_path)
+        rank: Any = SimpleNamespace(rank=0, pid=os.getpid(), directory=tmp_path)
+        try:
+            async with await asyncio.start_unix_server(serve, boot.socket(0)):
+                return (await pulses(boot, [rank], True))["0"], await dump(boot, {0: os.getpid()})
+        finally:
+            boot.close()
+
+    pulse, stacks = asyncio.run(run())
+    assert set(asked) - {""} <= has
+    assert asked.count("") == 1
+    assert pulse["groups"]
+    if "dump_traceback" in has:
+        assert pulse["where"] == "train.py:7 in load"
+        assert stacks["stacks"] == {"0": STACK.decode()}
+    else:
+        reason = "this torch's worker server has no dump_traceback; py-spy shows stacks if it is installed on the node"
+        assert stacks["stacks"] or stacks["unreachable"] == {"0": reason}

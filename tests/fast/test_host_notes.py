@@ -140,6 +140,22 @@ def test_the_kernels_log_is_read_from_the_start_and_names_the_process(tmp_path: 
     assert host.notes(ended(None, loader))[0] == f"kernel: {killed}"
 
 
+def test_an_xid_is_that_of_the_process_that_it_names(tmp_path: Path) -> None:
+    host = log_of_this_machine()
+    host.begin(tmp_path, tmp_path)
+    xid = "NVRM: Xid (PCI:0000:04:00): 31, pid={}, name=python, Ch 00000008, intr 00000000. MMU Fault"
+    mine, other = xid.format(4194308), xid.format(4194309)
+    unnamed = "NVRM: Xid (PCI:0000:04:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+    say(mine, other, unnamed)
+    message = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
+    assert host.notes(ended(None, message, pid=4194308)) == [f"kernel: {mine}", f"kernel: {unnamed}"]
+    assert host.notes(ended("SIGSEGV", pid=4194310)) == [f"kernel: {unnamed}"]
+    # In a container the kernel's pids are not those that we see.
+    host.knows_pids = False
+    assert host.notes(ended(None, message, pid=7))[:3] == [f"kernel: {line}" for line in (mine, other, unnamed)]
+    assert host.notes(ended("SIGSEGV", pid=7))[:1] == [f"kernel: {unnamed}"]
+
+
 def test_notes_are_bounded(tmp_path: Path) -> None:
     host = log_of_this_machine()
     host.begin(tmp_path, tmp_path)

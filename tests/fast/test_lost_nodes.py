@@ -75,6 +75,32 @@ def test_a_node_that_keeps_losing_its_connection_is_quarantined_however_short_th
     assert (world.state.nodes["n3"].status, world.state.members) == ("failed", ("n1", "n2"))
 
 
+NO_STORE = "NotImplementedError: this torch has no store"
+
+
+def test_where_no_group_has_formed_the_node_that_cannot_open_the_store_is_not_left_out() -> None:
+    """It is the only one that was asked: what every node lacks must not look like one node's fault."""
+    world = World(spec(3, min_nodes=1), start=False)
+    for machine in world.machines.values():
+        machine.cannot_open = NO_STORE
+    for name in world.machines:
+        world.join(name)
+    world.settle()
+    assert world.state.ended == "failed"
+    assert NO_STORE in str(world.state.failure)
+    assert {node.status for node in world.state.nodes.values()} == {"ready"}
+
+
+def test_a_node_that_alone_cannot_open_a_store_any_more_is_left_out() -> None:
+    world = World(spec(3, min_nodes=2, max_restarts=10))
+    world.feed(inputs.Heartbeat("n1", stepped=True))
+    world.machines["n1"].cannot_open = "OSError: [Errno 24] Too many open files"
+    world.fail(3)
+    world.settle()
+    assert (world.state.phase, world.state.members) == (s.RUNNING, ("n2", "n3"))
+    assert "Too many open files" in str(world.state.nodes["n1"].reason)
+
+
 def test_a_lost_node_that_comes_back_unable_says_why() -> None:
     world = World(spec(3, min_nodes=2))
     world.die("n3")

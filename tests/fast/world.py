@@ -38,6 +38,8 @@ class Machine:
     """It does not carry out orders to stop, and says nothing of a start."""
     broken: str = ""
     """Why no workers can be started on it."""
+    cannot_open: str = ""
+    """Why it cannot open a store."""
     notice: dict[str, str] | None = None
     """What it says about its network when it starts workers."""
     snapshots: list[Any] = dataclasses.field(default_factory=list)
@@ -175,7 +177,9 @@ class World:
     def _obey(self, machine: Machine, order: s.Send) -> None:
         say, args, name = self.reports[machine.name], order.args, machine.name
         if order.op == "prepare":
-            say.append(inputs.Prepared(name, args["generation"], 29500))
+            opened = inputs.Prepared(name, args["generation"], 29500)
+            failed = inputs.OrderFailed(name, args["generation"], machine.cannot_open)
+            say.append(failed if machine.cannot_open else opened)
         elif order.op == "snapshots":
             say.append(inputs.Held(name, args["generation"], tuple(machine.snapshots)))
         elif order.op == "restore":

@@ -29,12 +29,15 @@ import torch
 
 from supervisor.cli.demo import DemoHosts, hosts_in_thread
 from tests.bench.report import Table
+from tests.versions import served
 
 HERE = Path(__file__).parent
 HAS_GPU = torch.cuda.is_available()
 HANG_AFTER_S = 10.0
-# What an incident may take longer than `hang_after`.
-MORE_S = 3.0
+# Whether torch records the collectives of the backend that the job uses.
+HAS_RECORD = HAS_GPU or "fr_trace_json" in served()
+# What an incident may take longer than `hang_after`; longer where stacks alone tell that ranks wait.
+MORE_S = 3.0 if HAS_RECORD else 15.0
 # If every rank waits, the network may be slow: three times `hang_after`.
 ALL_WAIT_TIMES = 3
 WAIT_S = 60.0
@@ -79,8 +82,9 @@ class Run:
     """One job on two embedded hosts."""
 
     def __init__(self, name: str, root: Path, hosts: DemoHosts, save: Path | None) -> None:
-        self.way = WAYS.get(name, Way(9, 0, (), ()))
-        self._name, self._root, self._save = name, root, save
+        self._fault = ALIKE.get(name, name)
+        self.way = WAYS.get(self._fault, Way(9, 0, (), ()))
+        self._name, self.root, self._save = name, root, save
         self._notes = root / "notes"
         self._notes.mkdir()
         (root / "work").mkdir()
@@ -103,23 +107,17 @@ class Run:
 
     def _command(self, *words: str) -> subprocess.CompletedProcess[str]:
         verb, *more = words
-        return subprocess.run(
-            [sys.executable, "-m", "supervisor", verb, str(self._hosts_toml), *more],
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WAIT_S, check=False, env=self._env(),
-        )  # fmt: skip
-
-    def _env(self) -> dict[str, str]:
-        return {**os.environ, "HOME": str(self._root)}
+        return command([verb, str(self._hosts_toml), *more], self.root)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[subprocess.Popen[bytes]]:
         """Run the job; it is stopped at the end."""
-        words = [self._name, str(self.way.victim), str(self.way.at), str(self.way.steps)]
-        script = str(self._root / "work/train.py")
-        with (self._root / "up.out").open("wb") as out:
+        words = [self._fault, str(self.way.victim), str(self.way.at), str(self.way.steps)]
+        script = str(self.root / "work/train.py")
+        with (self.root / "up.out").open("wb") as out:
             up = subprocess.Popen(
                 [sys.executable, "-m", "supervisor", "up", str(self._hosts_toml), "--headless", script, *words],
-                stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=self._env(),
+                stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=at_home(self.root),
             )  # fmt: skip
             try:
                 yield up
@@ -136,14 +134,26 @@ class Run:
     def _keep(self, target: Path) -> None:
         """Copy what `up` printed and the nodes' files of the job."""
         target.mkdir(exist_ok=True)
-        shutil.copy(self._root / "up.out", target)
-        for path in self._root.glob("hosts/*/.supervisor/jobs/*/**/*"):
+        shutil.copy(self.root / "up.out", target)
+        for path in self.root.glob("hosts/*/.supervisor/jobs/*/**/*"):
             if path.suffix in (".log", ".json", ".jsonl", ".txt") and path.is_file():
-                shutil.copy(path, target / "_".join(path.relative_to(self._root / "hosts").parts))
+                shutil.copy(path, target / "_".join(path.relative_to(self.root / "hosts").parts))
 
     def notes(self, what: str) -> list[dict[str, Any]]:
         """Return what the ranks have noted, by time."""
         return notes_in(self._notes, what)
+
+
+def at_home(home: Path) -> dict[str, str]:
+    return {**os.environ, "HOME": str(home)}
+
+
+def command(words: list[str], home: Path) -> subprocess.CompletedProcess[str]:
+    """Run `supervisor` with these words."""
+    return subprocess.run(
+        [sys.executable, "-m", "supervisor", *words],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WAIT_S, check=False, env=at_home(home),
+    )  # fmt: skip
 
 
 def notes_in(directory: Path, what: str) -> list[dict[str, Any]]:
@@ -270,6 +280,26 @@ def nvidia_smi(query: str) -> str:
     return subprocess.run(words, capture_output=True, text=True, timeout=WAIT_S, check=False).stdout.strip()
 
 
+def stacks(run: Run) -> tuple[bool, str]:
+    """Ask a job with an idle rank for its stacks; returns whether they show where that rank is."""
+    with run.running():
+        until(lambda: len(run.notes("step")) >= RANKS * run.way.at, WAIT_S)
+        found = run.ask("stacks")["stacks"]
+    where = [rank for rank, text in found.items() if "in load_batch" in text]
+    return where == [str(run.way.victim)], f"of ranks {', '.join(sorted(found))}; in load_batch: {', '.join(where)}"
+
+
+def diagnose(run: Run) -> tuple[bool, str]:
+    """Read the files of a job that failed; returns whether they say what the incident said."""
+    with run.running() as up:
+        up.wait(2 * WAIT_S)
+        incident = incidents(run)[0]
+    folders = sorted(str(path) for path in run.root.glob("hosts/*/.supervisor/jobs/*"))
+    found = json.loads(command(["diagnose", *folders, "--json"], run.root).stdout)
+    said = [[one["summary"], one["culprit_ranks"]] for one in found["incidents"]]
+    return said == [[incident["summary"], [run.way.victim]]], "; ".join(text for text, _ in said)
+
+
 def gpu_facts(run: Run) -> tuple[bool, str]:
     """Compare what `status` says of the GPU with nvidia-smi."""
 
@@ -302,7 +332,9 @@ def measured(name: str, save: Path | None) -> tuple[str, str, str]:
     return name, "right" if is_right else "WRONG", said
 
 
-SPECIAL = {"kill": kill_to_step, "facts": gpu_facts}
+SPECIAL = {"kill": kill_to_step, "stacks": stacks, "diagnose": diagnose, "facts": gpu_facts}
+# What these two do to the job.
+ALIKE = {"stacks": "sleep", "diagnose": "exception"}
 
 
 def main() -> int:

@@ -166,6 +166,7 @@ class WorkerGroup:
                 self._begun(rank, t_ns)
             elif what == "init":
                 self._called_ns[rank] = t_ns
+                self._notify("grouping", {"generation": self.generation, "rank": rank})
             elif what == "group" and rank in self._called_ns:
                 times = {"t_ns": t_ns, "took_s": (t_ns - self._called_ns[rank]) / 1e9}
                 self._notify("grouped", {"generation": self.generation, "rank": rank, **times})
