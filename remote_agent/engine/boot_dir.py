@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from remote_agent.engine.waiting import ORDER as WAIT_ORDER
-from remote_agent.engine.worker import HIDDEN_NAME, IMPORTS, PIPE, PRELOAD, WAITING
+from remote_agent.engine.worker import HIDDEN_NAME, IMPORTS, PIPE, WAITING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -106,7 +106,6 @@ def waiting_directory(folder: Path) -> Path:
     """Make the private directory of a waiting process below `folder`; the caller removes it. Raises OSError."""
     path = _make(folder, _PREFIXES[1])
     _put(path, "waiting.py", WAITING)
-    _put(path, "preload.py", PRELOAD)
     return path
 
 

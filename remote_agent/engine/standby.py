@@ -38,21 +38,22 @@ log = logging.getLogger(__name__)
 
 # From the order to the pids of the ranks; it takes milliseconds, on a node that swaps more.
 FORK_S = 3.0
-# At idle priority on a busy node; then it is given up.
+# On a busy node; then it is given up.
 LOAD_S = 600.0
 # How long the ranks of a launch wait for it: it loads what they would have to load, and has begun before them.
 LAUNCH_S = 45.0
 # The share of the node's free memory that it may take, and what it is expected to take before it is known.
 MEMORY_SHARE = 0.1
 EXPECTED_KB = 400 * 1024
-# Room for the variables of a rank in what /proc shows of the process.
-ROOM = 2048
-MODULE = re.compile(r"\w+(\.\w+)*")
+# A module, and what a script takes from it by name: lazy packages load what is asked of them.
+MODULE = re.compile(r"\w+(\.\w+)*(:\w+)?")
+# A statement that sets a variable, as ast.unparse writes it.
+SETS = re.compile(r"(?:os\.)?environ(?:\[|\.setdefault\()'(\w+)'(?:\] = |, )'([^'\\]*)'\)?")
 # How many lists a node keeps, one for each script and interpreter.
 MAX_LISTS = 64
 # What a package imports only when a training script uses it: for torch, that is an optimizer's first step.
 LOADED_LATE = {"torch": "torch._dynamo"}
-# A rank's own variables. Nothing may have read them while modules were loaded.
+# A rank's own variables. The waiting process has none of them, and what asks for one when it is imported is left out.
 PER_RANK = frozenset(
     (
         *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"),
@@ -115,7 +116,7 @@ class Memory:
     def modules(self) -> list[str]:
         """The modules to load, in their order: those that ranks have loaded, before the first ranks what it names."""
         left_out = self.left_out
-        return [name for name in self._names() if not {name, name.partition(".")[0]} & left_out.keys()]
+        return [name for name in self._names() if package_of(name) not in left_out]
 
     def _names(self) -> list[str]:
         modules = self._known.get("modules")
@@ -124,7 +125,7 @@ class Memory:
 
     @property
     def left_out(self) -> dict[str, str]:
-        """Modules and whole packages that are not loaded, with the reason."""
+        """Packages that are not loaded, with the reason."""
         reasons = self._known.get("left_out")
         return {str(name): str(why) for name, why in reasons.items()} if isinstance(reasons, dict) else {}
 
@@ -148,12 +149,17 @@ class Memory:
     def add(self, text: str) -> None:
         """Add the modules that a rank has noted, one a line: name, tab, file. What was loaded for it is not noted."""
         noted = [line.partition("\t") for line in text.splitlines()]
-        outside = {name.partition(".")[0] for name, _, file in noted if not is_installed(file)}
+        outside = {package_of(name) for name, _, file in noted if not is_installed(file)}
         known = self._names()
         names = dict.fromkeys([*known, *(name for name, _, _ in noted if MODULE.fullmatch(name))])
-        modules = [name for name in names if name.partition(".")[0] not in outside]
+        modules = [name for name in names if package_of(name) not in outside]
         if modules != known:
             self.note(modules=modules)
+
+
+def package_of(name: str) -> str:
+    """Return the package of a MODULE."""
+    return name.partition(":")[0].partition(".")[0]
 
 
 def _digest(key: list[str]) -> str:
@@ -179,32 +185,43 @@ def _is_in_packages(path: Path) -> bool:
 
 def named_by(started: LastStart) -> list[str]:
     """Return the installed packages, and their modules, that a script imports when it is run, in its order."""
-    order = started.order
-    if order.kind != "script":
-        return []
-    path = Path(order.cwd, order.script)
-    try:
-        statements = list(_run_at_import(ast.parse(path.read_bytes()).body))
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return []  # Python tells the ranks, too
     names = []
-    for one in statements:
+    for one in _statements(started.order):
         if isinstance(one, ast.Import):
             names += [alias.name for alias in one.names]
-        elif one.level == 0 and one.module:
-            names.append(one.module)
-    folders = [str(path.parent), *started.env.get("PYTHONPATH", "").split(os.pathsep), *sys.path]
-    packages = {name for one in names if _is_package(name := one.partition(".")[0], folders)}
-    modules = [name for name in dict.fromkeys(names) if name.partition(".")[0] in packages]
+        elif isinstance(one, ast.ImportFrom) and one.level == 0 and one.module:
+            names += [one.module, *(f"{one.module}:{alias.name}" for alias in one.names if alias.name != "*")]
+    folders = [
+        os.path.dirname(os.path.join(started.order.cwd, started.order.script)),
+        *started.env.get("PYTHONPATH", "").split(os.pathsep),
+        *sys.path,
+    ]
+    packages = {name for name in map(package_of, names) if _is_package(name, folders)}
+    modules = [name for name in dict.fromkeys(names) if package_of(name) in packages]
     return [*modules, *(late for name, late in LOADED_LATE.items() if name in packages)]
 
 
-def _run_at_import(statements: Sequence[ast.AST]) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Find the import statements that are not in a function or a class."""
+def set_by(started: LastStart) -> dict[str, str]:
+    """Return the variables to which a script gives a constant value when it is run: packages may read them."""
+    simple = (ast.unparse(one) for one in _statements(started.order) if isinstance(one, (ast.Assign, ast.Expr)))
+    return {match[1]: match[2] for text in simple if (match := SETS.fullmatch(text))}
+
+
+def _statements(order: Order) -> list[ast.stmt]:
+    """Return the statements of a script that are not in a function or a class."""
+    if order.kind != "script":
+        return []
+    try:
+        return list(_run_at_import(ast.parse(Path(order.cwd, order.script).read_bytes()).body))
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return []  # Python tells the ranks, too
+
+
+def _run_at_import(statements: Sequence[ast.AST]) -> Iterator[ast.stmt]:
     for one in statements:
-        if isinstance(one, (ast.Import, ast.ImportFrom)):
+        if isinstance(one, ast.stmt):
             yield one
-        elif not isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.expr)):
+        if not isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.expr)):
             yield from _run_at_import(list(ast.iter_child_nodes(one)))
 
 
@@ -223,13 +240,12 @@ class Standby:
         self._started: LastStart | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._made_for: LastStart | None = None
-        self._room = 0
-        """The length of its command line in memory."""
+        self._names: frozenset[str] = frozenset()
+        """What it was told to load."""
         self._folder: Path | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reader: asyncio.Task[None] | None = None
         self._answer: asyncio.Future[list[int]] | None = None
-        self._reads: dict[str, list[str]] = {}
         self._is_ready = False
         self._settled = asyncio.Event()
         """Set unless ranks should wait for a process that still loads."""
@@ -267,6 +283,11 @@ class Standby:
             if why:
                 await self._end(why)
         if self._process is not None:
+            if self._is_ready and self._writer is not None and not self._names.issuperset(memory.modules):
+                # By now the ranks have imported more than their script names.
+                self._is_ready = False
+                self._writer.write(json.dumps(self._to_load(started.order, memory, is_urgent)).encode() + b"\n")
+                self._say("loading", "")
             return None
         if not memory.modules:
             # Before a launch that is no failure.
@@ -284,18 +305,14 @@ class Standby:
         ours, theirs = socket.socketpair()
         try:
             self._folder = boot_dir.waiting_directory(order.log_dir.parent)
-            env = _initial_environment(started.env, self._folder)
-            document = {
-                "descriptor": theirs.fileno(),
-                "env": sorted(env),
-                "modules": memory.modules,
-                "is_urgent": is_urgent,
-                "tree": _script_directory(order),
-                "stamp": sorted({sys.executable, sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}),
-            }
+            env = {name: value for name, value in {**started.env, **set_by(started)}.items() if not varies(name)}
+            boot_dir.add_bootstrap(env, self._folder)
+            # By this the next agent would know what its ranks have started.
+            env["TORCHELASTIC_ERROR_FILE"] = f"{self._folder}/"
+            document = {"descriptor": theirs.fileno(), **self._to_load(order, memory, is_urgent)}
             (self._folder / boot_dir.WAIT_ORDER).write_text(json.dumps(document), encoding="utf-8")
             words = boot_dir.command(order, self._folder, env)
-            self._made_for, self._room = started, _length(words)
+            self._made_for = started
             self._process = await self._in_thread(_popen, words, env, order.cwd, self._folder, theirs.fileno())
         except BaseException:
             ours.close()
@@ -306,11 +323,24 @@ class Standby:
             theirs.close()
         self._orphans.spared.add(self._process.pid)
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=1 << 22)
-        self._reader = asyncio.ensure_future(self._hear(reader, memory))
+        self._reader = asyncio.ensure_future(self._hear(reader, is_urgent))
         self._limit = asyncio.get_running_loop().call_later(LOAD_S, self._too_slow)
         if is_urgent:
             self._settled.clear()
         self._say("loading", "")
+
+    def _to_load(self, order: Order, memory: Memory, is_urgent: bool) -> dict[str, Any]:
+        """Return the order to load modules, which is noted."""
+        self._names = frozenset(memory.modules)
+        return {
+            "modules": memory.modules,
+            "left_out": sorted(memory.left_out),
+            "varying": sorted(PER_RANK),
+            "prefixes": [*LATE, *LOGIN],
+            "is_urgent": is_urgent,
+            "tree": _script_directory(order),
+            "stamp": sorted({sys.executable, sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}),
+        }
 
     def stop_waiting(self) -> None:
         """Have ranks that wait for the process started cold."""
@@ -323,33 +353,30 @@ class Standby:
 
     # Its messages
 
-    async def _hear(self, reader: asyncio.StreamReader, memory: Memory) -> None:
-        why = "the waiting process has died"
+    async def _hear(self, reader: asyncio.StreamReader, is_urgent: bool) -> None:
+        why, package = "the waiting process has died", ""
         with contextlib.suppress(OSError, ValueError):
             while line := await reader.readline():
                 document = json.loads(line)
                 if "ready" in document:
-                    self._ready(document["ready"], memory)
+                    self._ready(document["ready"])
                 elif "failed" in document:
-                    why = str(document["failed"])
-                    left_out = {str(package): why for package in document["packages"]}
-                    if left_out:
-                        memory.note(left_out={**memory.left_out, **left_out})
+                    why, package = str(document["failed"]), str(document["package"])
                 elif self._answer is not None and not self._answer.done():
                     self._answer.set_result([int(pid) for pid in document["pids"]])
-        await self._end(why)
+        assert self._made_for is not None
+        memory = Memory(self._made_for)
+        begins_again = bool(package) and package not in memory.left_out
+        await self._end(why, begins_again)
+        if begins_again:
+            memory.note(left_out={**memory.left_out, package: why})
+            await self.begin(is_urgent)
 
-    def _ready(self, facts: dict[str, Any], memory: Memory) -> None:
-        self._reads = facts["reads"]
+    def _ready(self, facts: dict[str, Any]) -> None:
         made_for = self._made_for
         assert made_for is not None
-        memory.note(left_out={**memory.left_out, **facts["failed"]})
-        early = {name: packages for name, packages in self._reads.items() if varies(name) or name == "*"}
-        if early and made_for.order.world_size > 1:
-            name, packages = next(iter(early.items()))
-            why = f"{' '.join(packages)} reads {'all variables' if name == '*' else name} when it is imported"
-            memory.note(left_out={**memory.left_out, **dict.fromkeys(packages, why)})
-        memory.note(pss_kb=facts["pss_kb"], seconds=facts["seconds"])
+        memory = Memory(made_for)
+        memory.note(pss_kb=facts["pss_kb"])
         self._is_ready = True
         self._settled.set()
         short = shortage(0, Path(made_for.order.cwd), facts["pss_kb"])
@@ -357,16 +384,18 @@ class Standby:
             self._why = short
             self._process.kill()
             return
-        self._say("ready", "", modules=facts["modules"], mb=facts["pss_kb"] // 1024)
+        left_out = list(memory.left_out.values())
+        self._say("ready", "", modules=facts["modules"], mb=facts["pss_kb"] // 1024, left_out=left_out)
 
     def _say(self, state: str, why: str, **facts: Any) -> None:
         self._why = why
         pid = self._process.pid if self._process is not None else None
-        self._facts = {"state": state, "pid": pid, "why": why, "modules": 0, "mb": 0, **facts}
+        self._facts = {"state": state, "pid": pid, "why": why, "modules": 0, "mb": 0, "left_out": [], **facts}
         self._notify(dict(self._facts))
 
     def _fail(self, why: str) -> None:
         log.info("no waiting process: %s", why)
+        self._settled.set()
         self._say("failed", why)
 
     # Orders
@@ -390,13 +419,10 @@ class Standby:
             }
             for local_rank, directory in directories.items()
         ]
-        varying = sorted({name for env in envs.values() for name in env if varies(name)})
         request = {
             "ranks": ranks,
             "cwd": order.cwd,
             "tree": _script_directory(order),
-            "varying": varying,
-            "command": boot_dir.command(order, boot, envs[0]),
             "arguments": list(order.args),
             "replaced": len(self._made_for.order.args),
         }
@@ -441,8 +467,6 @@ class Standby:
         """Return why these ranks are not those that the process was made for; empty if they are."""
         if (made.order.cwd, made.order.kind, made.order.script) != (order.cwd, order.kind, order.script):
             return "another script is started"
-        if _length(boot_dir.command(order, Path(), envs[min(envs)])) > self._room:
-            return "the script's arguments are longer than those that the waiting process was started with"
         return next((why for env in envs.values() if (why := self._unlike(env))), "")
 
     def _unlike(self, env: Mapping[str, str]) -> str:
@@ -450,25 +474,26 @@ class Standby:
         assert self._made_for is not None
         before = self._made_for.env
         for name in sorted({name for name, _ in before.items() ^ env.items()}):
-            readers = [*self._reads.get(name, []), *self._reads.get("*", [])]
             if not varies(name):
                 return f"{name} has changed since the modules were loaded"
-            if readers:
-                return f"{' '.join(readers)} reads {name} when it is imported"
         return ""
 
     # Its end
 
-    async def _end(self, why: str) -> None:
+    async def _end(self, why: str, begins_again: bool = False) -> None:
         """End the process and all that it has begun; the reason of a failure that is known already stays."""
         async with self._ending:
             if self._process is not None:
                 await self._end_process(self._process, self._why or why)
+                if begins_again:
+                    # Ranks that wait for it go on waiting.
+                    self._say("loading", "")
+                else:
+                    self._fail(self._why or why)
 
     async def _end_process(self, process: subprocess.Popen[bytes], why: str) -> None:
         self._process = None
         self._is_ready = False
-        self._settled.set()
         if self._limit is not None:
             self._limit.cancel()
         await self._orphans.end_spared(process, "the waiting process")
@@ -483,7 +508,6 @@ class Standby:
             self._folder = None
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(Cold(why))
-        self._fail(why)
 
     async def close(self) -> None:
         """End the waiting process."""
@@ -496,19 +520,6 @@ def _popen(words: list[str], env: dict[str, str], cwd: str, folder: Path, descri
         return subprocess.Popen(
             words, env=env, cwd=cwd, stdout=out, stderr=err, start_new_session=True, pass_fds=(descriptor,)
         )
-
-
-def _initial_environment(env: dict[str, str], folder: Path) -> dict[str, str]:
-    """Return the variables to start with: those that vary come last, with room for longer ones."""
-    common = {name: value for name, value in env.items() if not varies(name)}
-    boot_dir.add_bootstrap(common, folder)
-    own = {name: value for name, value in env.items() if varies(name)}
-    own["TORCHELASTIC_ERROR_FILE"] = own.pop("TORCHELASTIC_ERROR_FILE", "") + "/" * ROOM
-    return {**common, **own}
-
-
-def _length(words: list[str]) -> int:
-    return sum(len(os.fsencode(word)) + 1 for word in words)
 
 
 def _script_directory(order: Order) -> str:

@@ -3,95 +3,89 @@
 In: wait.json beside this file, which names the modules, and orders on an inherited socket. Out: ranks, forked from
 this process; each returns from the bootstrap as a process that Python has just started.
 
-It is `python -u SCRIPT`, started like a rank. Our bootstrap (worker.py) calls `wait` there; only ranks return from it.
+It is `python -u SCRIPT`, started like a rank but without the variables that vary. Our bootstrap (worker.py) calls
+`wait` there; only ranks return from it. A script finds the modules in sys.modules, as if something had imported them
+before it; what else they do when they are imported has been done.
 """
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import importlib.machinery
 import json
 import os
+import signal
 import sys
 import time
 
-_bootstrap = sys.modules["_frozen_importlib"]
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable
     from typing import Any
 
-    from remote_agent.engine.preload import Notes, Stash
     from remote_agent.wire import Args
 
 ORDER = "wait.json"
 PR_SET_PDEATHSIG = 1
-SIGKILL = 9
-# ioprio_set for this process: class "idle", and back to what follows from nice. agent/background.py has these numbers
-# too: this process must not load a module of ours that a rank does not have.
-IOPRIO_IDLE, IOPRIO_NONE = 3 << 13, 0
-IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 # Where torch does not seed its generator from the system, this is what it begins with.
 TORCH_SEED = 67280421310721
-# If it may not leave idle priority again, it uses this share of a core, by pausing between two modules.
-SHARE = 0.25
+# While ranks compute it uses this share of a core, by pausing between two modules.
+SHARE = 0.5
+# Threads that survive a fork: jemalloc starts its own again (background_thread_postfork_child).
+FORKABLE = frozenset({b"jemalloc_bg_thd"})
+# Without it nothing is won.
+NEVER_LEFT_OUT = "torch"
 
 
 class Odd(Exception):
-    """This process cannot become ranks; `packages`: what should not be loaded next time."""
+    """This process cannot become ranks; `package`: what should not be loaded next time, if that helps."""
 
-    def __init__(self, why: str, packages: Iterable[str] = ()) -> None:
+    def __init__(self, why: str, package: str = "") -> None:
         super().__init__(why)
-        self.packages = sorted(set(packages))
+        self.package = "" if package == NEVER_LEFT_OUT else package
 
 
-def wait(here: str, known: set[str], loader: Any) -> tuple[str, Stash]:
-    """Load the modules and wait; returns, in each rank that is forked here, its boot directory and the modules.
+class LeftOut(BaseException):
+    """A module needs a package that is left out; no `except Exception` of that module may hide it."""
 
-    `known`: what sys.modules had before this module was imported; `loader`: the module preload.
+
+def wait(here: str, known: set[str]) -> str:
+    """Load the modules and wait; returns, in each rank that is forked here, its boot directory.
+
+    `known`: what sys.modules had before this module was imported.
     """
-    for name in set(sys.modules) - known:
-        # What only this module needs is loaded again where a script needs it.
-        del sys.modules[name]
     engine = os.getppid()
     with open(os.path.join(here, ORDER), encoding="utf-8") as file:
         order = json.load(file)
     wire = EnginePipe(int(order["descriptor"]))
-    begun = Priority(order["is_urgent"])
-    try:
-        added = {name: value for name, value in os.environ.items() if name not in order["env"]}
-        notes = loader.Notes((os.path.join(here, "stdout"), os.path.join(here, "stderr")), known)
-        seconds = load(order["modules"], notes, begun)
-        stash = loader.Stash(notes, known)
-        look_at_self(stash, order["tree"])
-        stamp = Stamp([*stash.files(), *order["stamp"]])
-    except Odd as odd:
-        wire.send({"failed": str(odd), "packages": odd.packages})
-        os._exit(1)
-    reads = {os.fsdecode(name): sorted(packages) for name, packages in notes.reads.items()}
-    begun.rest()
-    wire.send(
-        {
-            "ready": {
-                "modules": len(stash),
-                "seconds": round(seconds, 2),
-                "pss_kb": memory_kb(),
-                "reads": reads,
-                "failed": notes.failed,
-            }
-        }
-    )
+    # If memory runs out it is the first to be killed.
+    oom = _read("/proc/self/oom_score_adj")
+    _write("/proc/self/oom_score_adj", b"1000")
+    # It shows in /proc whose process this is, and is nobody's variable.
+    os.environ.pop("TORCHELASTIC_ERROR_FILE", None)
+    first = dict(os.environ)
+    stamp = Stamp([])
     while True:
-        request = wire.receive()
-        if request is None:
-            os._exit(0)
-        changed = stamp.changed() or shadowed(request["tree"], stash.names)
-        if changed:
-            wire.send({"failed": changed, "packages": []})
+        try:
+            if "modules" in order:
+                load(order)
+                look_at_self(order["tree"], known)
+                stamp = Stamp(order["stamp"])
+                wire.send({"ready": {"modules": len(sys.modules), "pss_kb": memory_kb()}})
+            else:
+                stamp.check()
+                check_names(order["tree"], known)
+                rank = fork_ranks(order["ranks"], wire)
+                if rank is not None:
+                    become(rank, order, engine, changed_since(first), oom)
+                    return str(rank["boot"])
+        except Odd as odd:
+            wire.send({"failed": str(odd), "package": odd.package})
             os._exit(1)
-        rank = fork_ranks(request["ranks"], wire)
-        if rank is not None:
-            become(rank, request, engine, added, stash, begun)
-            return rank["boot"], stash
+        order = wire.receive()
+        if order is None:
+            os._exit(0)
 
 
 class EnginePipe:
@@ -118,60 +112,16 @@ class EnginePipe:
         return json.loads(line)
 
 
-class Priority:
-    """How this process runs: after everything else while it loads, and the first to be killed if memory runs out."""
-
-    def __init__(self, is_urgent: bool) -> None:
-        self._policy = os.sched_getscheduler(0)
-        self._parameter = os.sched_getparam(0)
-        self._oom = _read("/proc/self/oom_score_adj")
-        _write("/proc/self/oom_score_adj", b"1000")
-        self.share = 1.0
-        self._is_idle = not is_urgent and self._policy == os.SCHED_OTHER
-        if self._is_idle:
-            _set_io_priority(IOPRIO_IDLE)
-            if may_come_back():
-                os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-            else:
-                self.share = SHARE
-
-    def rest(self) -> None:
-        """Run as before: it uses nothing while it waits, and an order cannot wait for idle time; raises OSError."""
-        if self._is_idle:
-            _set_io_priority(IOPRIO_NONE)
-            if os.sched_getscheduler(0) != self._policy:
-                os.sched_setscheduler(0, self._policy, self._parameter)
-
-    def restore(self) -> None:
-        """Let the kernel treat this process, a rank now, like any other if memory runs out."""
-        _write("/proc/self/oom_score_adj", self._oom)
-
-
-def may_come_back() -> bool:
-    """Return whether a process of this user may leave idle priority again."""
+def in_fork(ask: Any) -> bool:
+    """Return the answer of a question that is asked in a copy of this process; False if that fails."""
     child = os.fork()
     if child == 0:
         status = 1
         try:
-            policy = os.sched_getscheduler(0)
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-            os.sched_setscheduler(0, policy, os.sched_param(0))
-            status = 0
+            status = 0 if ask() else 1
         finally:
             os._exit(status)
     return os.waitpid(child, 0)[1] == 0
-
-
-def _set_io_priority(value: int) -> None:
-    number = IOPRIO_SET.get(os.uname().machine)
-    if number is not None:
-        _call("syscall", (number, 1, 0, value))
-
-
-def _call(name: str, args: tuple[int, ...]) -> int:
-    import _ctypes
-
-    return int(_ctypes.call_function(_ctypes.dlsym(_ctypes.dlopen(None, 0), name), args))  # type: ignore[arg-type]
 
 
 def _read(path: str) -> bytes:
@@ -198,27 +148,113 @@ def memory_kb() -> int:
     return 0
 
 
-def load(names: list[str], notes: Notes, priority: Priority) -> float:
-    """Import modules by name and leave nothing else changed; returns the seconds that it took. Raises Odd."""
-    import gc
+class Environ(dict):  # type: ignore[type-arg]
+    """The dictionary below os.environ while modules load: it tells who asks for a variable.
 
+    Those that vary by rank are not there, so nobody sees them who looks at all variables.
+    """
+
+    def __init__(self, data: dict[bytes, bytes], asked: Callable[[str], None]) -> None:
+        super().__init__(data)
+        self._asked = asked
+
+    def __getitem__(self, key: bytes) -> Any:
+        self._asked(os.fsdecode(key))
+        return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        self._asked(os.fsdecode(key))  # type: ignore[arg-type]
+        return super().__contains__(key)
+
+
+class Loading:
+    """The first finder while modules load: it refuses packages that are left out, and sees which module is odd.
+
+    Of modules that import each other the innermost is to blame; a package that is left out can still be found.
+    """
+
+    def __init__(self, order: Args) -> None:
+        self._left_out = frozenset(order["left_out"])
+        self._varying, self._prefixes = frozenset(order["varying"]), tuple(order["prefixes"])
+        self._running: list[str] = []
+        self._descriptors = _descriptors()
+        self._by: dict[str, str] = {}
+        """By descriptor or thread: the package that was being loaded when it was first there."""
+        self._asked: Odd | None = None
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Return the usual spec, whose loader calls us."""
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        execute = getattr(spec and spec.loader, "exec_module", None)
+        if spec is None or execute is None:
+            return None
+
+        def exec_module(module: Any) -> None:
+            del spec.loader.exec_module  # type: ignore[union-attr]
+            if name in self._left_out:
+                raise LeftOut(name)
+            self._running.append(name)
+            try:
+                execute(module)
+            finally:
+                self._look()
+                self._running.pop()
+
+        spec.loader.exec_module = exec_module  # type: ignore[union-attr, method-assign]
+        return spec
+
+    def asked(self, variable: str) -> None:
+        """Note who asks for a variable that varies."""
+        if self._asked is None and (variable in self._varying or variable.startswith(self._prefixes)):
+            package = self._package()
+            if package != NEVER_LEFT_OUT:
+                self._asked = Odd(f"{package} reads {variable} when it is imported", package)
+
+    def _package(self) -> str:
+        return self._running[-1].partition(".")[0] if self._running else ""
+
+    def _look(self) -> None:
+        """Note what is open and what runs; a module around this one may close it again."""
+        for name in (*(_descriptors() - self._descriptors), *os.listdir("/proc/self/task")):
+            self._by.setdefault(name, self._package())
+
+    def check(self) -> None:
+        """Raise Odd if a module that has been loaded must be left out."""
+        if self._asked is not None:
+            raise self._asked
+        for entry in sorted(_descriptors() - self._descriptors):
+            package = self._by.get(entry, "")
+            raise Odd(f"{package} opens {entry.partition(' ')[2]} when it is imported", package)
+        for task in left_threads():
+            package = self._by.get(task, "")
+            raise Odd(f"{package} starts a thread when it is imported", package)
+
+
+def load(order: Args) -> None:
+    """Import modules by name; what cannot be imported is left to the script. Raises Odd."""
     main = sys.modules["__main__"]
+    before = _state()
+    loading = Loading(order)
+    real = os.environ._data  # type: ignore[attr-defined]
+    watched = Environ(real, loading.asked)
     gc.disable()
     # Modules ask it whether Python is interactive.
     main.__file__ = sys.argv[0]
-    began = time.perf_counter()
-    before = _state()
-    with notes:
-        files = _descriptors()
-        for name in names:
-            if name not in sys.modules and name not in notes.failed:
-                _load_one(name, priority)
-                if _descriptors() != files:
-                    raise Odd(f"{name} opens {_new_files(files)} when it is imported", [name.partition(".")[0]])
-                if threads():
-                    raise Odd(f"{name} starts a thread when it is imported", [name.partition(".")[0]])
-    seconds = time.perf_counter() - began
-    del main.__file__
+    os.environ._data = watched  # type: ignore[attr-defined]
+    sys.meta_path.insert(0, loading)
+    try:
+        for name in order["modules"]:
+            used = time.process_time()
+            _load_one(name)
+            loading.check()
+            if not order["is_urgent"]:
+                time.sleep((time.process_time() - used) * (1.0 / SHARE - 1.0))
+    finally:
+        sys.meta_path.remove(loading)
+        real.clear()
+        real.update(watched)
+        os.environ._data = real  # type: ignore[attr-defined]
+        del main.__file__
     gc.enable()
     gc.collect()
     # The collector skips what is loaded: otherwise it would copy all of it into each rank, at the latest at its end.
@@ -227,30 +263,29 @@ def load(names: list[str], notes: Notes, priority: Priority) -> float:
     changed = [what for what, value in before.items() if now[what] != value]
     if changed:
         raise Odd(f"loading modules has changed this process: {', '.join(changed)}")
-    return seconds
 
 
-def _load_one(name: str, priority: Priority) -> None:
-    used = time.process_time()
+def _load_one(name: str) -> None:
+    name, _, attribute = name.partition(":")
     try:
-        _bootstrap._gcd_import(name)
-    except (Exception, SystemExit):  # noqa: BLE001  whatever a module raises
-        # It is in `failed`; a script that imports it gets the error itself.
-        return
-    if priority.share < 1.0:
-        time.sleep((time.process_time() - used) * (1.0 / priority.share - 1.0))
+        module = importlib.import_module(name)
+        # Packages such as transformers load what is asked of them.
+        if attribute:
+            getattr(module, attribute, None)
+    except (Exception, SystemExit, LeftOut):  # noqa: BLE001  whatever a module raises: the script gets it itself
+        # A module whose package has failed would not be found in it.
+        for one in [one for one in sys.modules if one.rpartition(".")[0] not in ("", *sys.modules)]:
+            del sys.modules[one]
 
 
 def _state() -> dict[str, Any]:
     """Return what imports should leave as it was."""
-    import _signal  # type: ignore[import-not-found]  # the module signal is not for this process to import
-
     umask = os.umask(0o77)
     os.umask(umask)
     return {
         "working directory": os.getcwd(),
         "umask": umask,
-        "signal handlers": [_signal.getsignal(number) for number in sorted(_signal.valid_signals())],
+        "signal handlers": [signal.getsignal(number) for number in sorted(signal.valid_signals())],
         "affinity": os.sched_getaffinity(0),
         "descriptors": _descriptors(),
     }
@@ -266,55 +301,37 @@ def _descriptors() -> set[str]:
     return descriptors
 
 
-def _new_files(before: set[str]) -> str:
-    return ", ".join(sorted(entry.partition(" ")[2] for entry in _descriptors() - before)) or "a file"
-
-
-def look_at_self(stash: Stash, directory: str) -> None:
+def look_at_self(directory: str, known: set[str]) -> None:
     """Raise Odd when a fork of this process would not be a sound rank; `directory`: the script's."""
-    in_tree = shadowed(directory, stash.names)
-    if in_tree:
-        raise Odd(in_tree)
-    cuda = stash.get("torch._C")
-    child = os.fork()
-    if child == 0:
-        is_bad = 1
-        try:
-            ask = getattr(cuda, "_cuda_isInBadFork", None)
-            is_bad = int(bool(ask and ask()))
-        finally:
-            os._exit(is_bad)
-    if os.waitpid(child, 0)[1] != 0:
+    check_names(directory, known)
+    ask = getattr(sys.modules.get("torch._C"), "_cuda_isInBadFork", None)
+    if ask is not None and in_fork(ask):
         raise Odd("a module has asked CUDA for its devices while it was loaded")
-    if count := threads():
-        raise Odd(f"{count} threads run after modules were loaded")
 
 
-def threads() -> int:
-    """Return how many threads besides this one are left when the process is about to fork."""
-    count = len(os.listdir("/proc/self/task")) - 1
-    if count == 0:
-        return 0
-    # A library that can be forked (OpenBLAS) ends its threads at a fork, and starts them when they are needed.
-    child = os.fork()
-    if child == 0:
-        os._exit(0)
-    os.waitpid(child, 0)
-    return len(os.listdir("/proc/self/task")) - 1
+def left_threads() -> list[str]:
+    """Return the numbers of the threads besides this one that are left when the process is about to fork."""
+    if len(os.listdir("/proc/self/task")) > 1:
+        # A library that can be forked (OpenBLAS) ends its threads at a fork, and starts them when they are needed.
+        in_fork(bool)
+    tasks = set(os.listdir("/proc/self/task")) - {str(os.getpid())}
+    return sorted(task for task in tasks if _read(f"/proc/self/task/{task}/comm").strip() not in FORKABLE)
 
 
 class Stamp:
-    """Sizes and times of files."""
+    """Sizes and times of the files of installed packages, and of other paths."""
 
     def __init__(self, paths: list[str]) -> None:
-        self._seen = {path: _stat(path) for path in paths}
+        files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+        # What a package writes to /tmp for itself is gone when the first rank ends.
+        installed = {file for file in files if isinstance(file, str) and "-packages" in file}
+        self._seen = {path: _stat(path) for path in (*installed, *paths)}
 
-    def changed(self) -> str:
-        """Return which file is not as it was; empty if none."""
+    def check(self) -> None:
+        """Raise Odd if a file is not as it was."""
         for path, before in self._seen.items():
             if _stat(path) != before:
-                return f"{path} has changed"
-        return ""
+                raise Odd(f"{path} has changed")
 
 
 def _stat(path: str) -> tuple[int, int]:
@@ -325,14 +342,21 @@ def _stat(path: str) -> tuple[int, int]:
     return (0 if os.path.isdir(path) else status.st_size), status.st_mtime_ns
 
 
-def shadowed(directory: str, names: set[str]) -> str:
-    """Return which module of a script's directory has the name of a loaded one; empty if none."""
+def check_names(directory: str, known: set[str]) -> None:
+    """Raise Odd if a module of a script's directory has the name of one that is loaded early."""
     try:
         entries = {entry.partition(".")[0] for entry in os.listdir(directory)} if directory else set()
     except OSError:
         entries = set()
-    both = sorted(entries & names)
-    return f"{both[0]} is a module of the work tree too" if both else ""
+    both = sorted(entries & {name.partition(".")[0] for name in sys.modules.keys() - known})
+    if both:
+        raise Odd(f"{both[0]} is a module of the work tree too")
+
+
+def changed_since(first: dict[str, str]) -> dict[str, str | None]:
+    """Return the variables that modules have set; None for those that they have removed."""
+    now = dict(os.environ)
+    return {name: now.get(name) for name in {**first, **now} if now.get(name) != first.get(name)}
 
 
 def fork_ranks(ranks: list[dict[str, Any]], wire: EnginePipe) -> Any:
@@ -366,7 +390,7 @@ def fork_ranks(ranks: list[dict[str, Any]], wire: EnginePipe) -> Any:
     if status != 0 or len(begun) != len(ranks):
         # They exit, because nobody lets them begin.
         os.close(let_begin)
-        wire.send({"failed": "the ranks could not be forked", "packages": []})
+        wire.send({"failed": "the ranks could not be forked", "package": ""})
         os._exit(1)
     wire.send({"pids": [int(begun[b"%d" % number]) for number in range(len(ranks))]})
     try:
@@ -392,80 +416,42 @@ def _fork_each(count: int) -> int:
     return -1
 
 
-def become(
-    rank: dict[str, Any],
-    request: Args,
-    engine: int,
-    added: dict[str, str],
-    stash: Stash,
-    priority: Priority,
-) -> None:
+def become(rank: dict[str, Any], request: Args, engine: int, changes: dict[str, str | None], oom: bytes) -> None:
     """Turn this process into a rank that Python has just started."""
-    _call("prctl", (PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0))
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != engine:
         os._exit(1)
     try:
-        priority.restore()
+        _write("/proc/self/oom_score_adj", oom)
         for number, path in ((1, rank["stdout"]), (2, rank["stderr"])):
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
             os.dup2(descriptor, number)
             os.close(descriptor)
         os.chdir(request["cwd"])
-        env = {**rank["env"], **{name: added[name] for name in added if name not in rank["env"]}}
+        env = {**rank["env"], **changes}
         os.environ.clear()
-        os.environ.update(env)
-        show_environment(env, request["varying"])
-        set_arguments(request["replaced"], request["arguments"], request["command"])
-        make_new(stash)
+        os.environ.update({name: value for name, value in env.items() if value is not None})
+        for words in (sys.argv, getattr(sys, "orig_argv", [])):
+            words[len(words) - request["replaced"] :] = request["arguments"]
+        make_new()
     except BaseException as error:  # noqa: BLE001  a rank that is not set up must not run the script
         os.write(2, f"the rank does not start: {type(error).__name__}: {error}\n".encode())
         os._exit(1)
 
 
-def set_arguments(count: int, arguments: list[str], command: list[str]) -> None:
-    """Replace the last `count` arguments of this process, for Python and, with the whole command, in /proc."""
-    for words in (sys.argv, getattr(sys, "orig_argv", [])):
-        words[len(words) - count :] = arguments
-    with open("/proc/self/stat", "rb") as file:
-        start, end = (int(field) for field in file.read().rpartition(b")")[2].split()[45:47])
-    data = b"".join(os.fsencode(word) + b"\0" for word in command)
-    with open("/proc/self/mem", "r+b", buffering=0) as memory:
-        memory.seek(start)
-        memory.write(data.ljust(end - start, b"\0"))
-
-
-def show_environment(env: dict[str, str], varying: list[str]) -> None:
-    """Write a rank's variables where /proc shows them, into the space of the `varying` ones, which were last there."""
-    with open("/proc/self/stat", "rb") as file:
-        start, end = (int(field) for field in file.read().rpartition(b")")[2].split()[47:49])
-    with open("/proc/self/environ", "rb") as file:
-        entries = file.read().split(b"\0")
-    names = {os.fsencode(name) for name in varying}
-    common = next((at for at, entry in enumerate(entries) if entry.partition(b"=")[0] in names), len(entries))
-    at = sum(len(entry) + 1 for entry in entries[:common])
-    present = set(entries[:common])
-    new = [os.fsencode(f"{name}={value}") for name, value in env.items()]
-    data = b"".join(entry + b"\0" for entry in new if entry not in present)
-    if common < len(entries) and len(data) <= end - start - at:
-        with open("/proc/self/mem", "r+b", buffering=0) as memory:
-            memory.seek(start + at)
-            memory.write(data.ljust(end - start - at, b"\0"))
-
-
-def make_new(stash: Stash) -> None:
+def make_new() -> None:
     """Give this process its own random state, and what else each process has of its own."""
-    random = stash.get("numpy.random.mtrand")
-    if random is not None:
-        random._rand.seed()
-    torch = stash.get("torch")
+    loaded = sys.modules.get
+    if (numpy := loaded("numpy.random.mtrand")) is not None:
+        numpy._rand.seed()
+    torch = loaded("torch")
     if torch is not None and hasattr(torch, "default_generator") and torch.initial_seed() != TORCH_SEED:
         torch.default_generator.seed()
-    process = stash.get("multiprocessing.process")
-    if process is not None:
+    if (process := loaded("multiprocessing.process")) is not None:
         process.current_process().authkey = os.urandom(32)
-    threading = stash.get("threading")
+    threading = loaded("threading")
     if threading is not None and hasattr(threading.main_thread(), "_set_native_id"):
         threading.main_thread()._set_native_id()
-    logging = stash.get("logging")
+    logging: Any = loaded("logging")
     if logging is not None:
         logging._startTime = time.time_ns() if isinstance(logging._startTime, int) else time.time()

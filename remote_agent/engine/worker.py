@@ -28,7 +28,6 @@ PIPE = "main"
 HIDDEN_NAME = "sitecustomize"
 IMPORTS = "imports"
 WAITING = "supervisor_waiting"
-PRELOAD = "supervisor_preload"
 PR_SET_PDEATHSIG = 1
 SIGKILL = 9
 # An answer takes milliseconds, on a loaded machine more.
@@ -235,8 +234,8 @@ class AfterImport:
         loader.exec_module = exec_module
 
 
-def serve_stacks_later(here: str, stash: Any = None) -> None:
-    """Start torch's worker server once the script has imported torch.distributed; `stash`: what is loaded already."""
+def serve_stacks_later(here: str) -> None:
+    """Start torch's worker server once torch.distributed is imported; that may be so already."""
     pid = os.getpid()
 
     def start() -> None:
@@ -248,8 +247,8 @@ def serve_stacks_later(here: str, stash: Any = None) -> None:
             finally:
                 report_over_later(here, pid)
 
-    if stash is not None and "torch.distributed" in stash:
-        stash.after["torch.distributed"] = start
+    if "torch.distributed" in sys.modules:
+        quietly(start)
     else:
         sys.meta_path.insert(0, AfterImport("torch.distributed", start))
 
@@ -397,36 +396,37 @@ def import_hidden() -> None:
     __import__(HIDDEN_NAME)
 
 
-def wait_for_orders(here: str) -> tuple[str, Any]:
-    """Load modules and wait; returns, in each rank that is forked then, its own directory and what is loaded."""
+def wait_for_orders(here: str) -> str:
+    """Load modules and wait; returns, in each rank that is forked then, its own directory."""
     known = set(sys.modules)
     sys.path.insert(0, here)
     try:
         try:
-            waiting, loader = __import__(WAITING), __import__(PRELOAD)
+            waiting = __import__(WAITING)
         finally:
             sys.path.remove(here)
             sys.path_importer_cache.pop(here, None)
-        there, stash = waiting.wait(here, known, loader)
+            sys.modules.pop(WAITING, None)
+        there: str = waiting.wait(here, known)
     except BaseException:  # noqa: BLE001  Python would ignore it and run the script, in a process that is no rank
         os._exit(1)
-    return there, stash
+    return there
 
 
 def bootstrap() -> None:
     """Prepare this Python process to be a rank, then import the system's own sitecustomize."""
-    here, stash = os.path.dirname(os.path.abspath(__file__)), None
+    here = os.path.dirname(os.path.abspath(__file__))
     quietly(hide, here)
     quietly(die_with_engine)
     if os.path.exists(os.path.join(here, f"{WAITING}.py")):
-        here, stash = wait_for_orders(here)
+        here = wait_for_orders(here)
     quietly(show_faults)
     path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
     if path:
         quietly(record_failure, path)
         quietly(record_missing_script, path)
     quietly(note_imports, here)
-    quietly(serve_stacks_later, here, stash)
+    quietly(serve_stacks_later, here)
     try:
         import_hidden()
     finally:

@@ -473,6 +473,7 @@ class StandbyStatus(_StandbyStatus, total=False):
     why: str
     modules: Count
     mb: Count
+    left_out: list[str]
 
 
 class NodeStatus(_NodeStatus, total=False):

@@ -159,7 +159,9 @@ def warm_lines(status: Status) -> list[str]:
         for text, group in groups.items()
         if text
     ]
-    return [*lines, f"next start: {one_line('; '.join(parts))}"] if parts else lines
+    lines += [f"next start: {one_line('; '.join(parts))}"] if parts else []
+    left_out = {why for node in nodes if (waiting := node.get("standby")) for why in waiting.get("left_out", ())}
+    return [*lines, *(f"not loaded early: {one_line(why)}" for why in sorted(left_out))] if parts else lines
 
 
 # By the state of a node's waiting process.

@@ -28,11 +28,12 @@ _OWN = (
 )
 # By field, why it may differ between a cold and a warm start.
 ALLOWED: Mapping[str, str] = {
-    "fields.freed.0": "gc.freeze before the fork keeps the pages of the loaded modules shared",
-    "fields.meta_path": "a finder that gives loaded modules back stands where a cold start has AfterImport",
-    "fields.finders_at_last": "as above: it goes with the last of them",
-    "fields.importer_cache": "a cache of Python's own: a module that is given back is not looked for",
-    "fields.kernels_environ": "/proc/PID/environ is the memory of the process that was started, not of its variables",
+    r"fields\.freed\.0": "gc.freeze before the fork keeps the pages of the loaded modules shared",
+    r"fields\.kernels_environ": "/proc/PID/environ is the memory of the process that was started, not of its variables",
+    r"fields\.(modules\w*|first|imported)": "what is loaded early is in sys.modules from the start",
+    r"fields\.imports\.[\w.]+\.(new|atexit)": "what an import does besides has been done",
+    r"fields\.settings\.environ": "and so are the variables that libraries set",
+    r"fields\.(interpreter\.atexit|again\.asked|importer_cache)": "as above",
 }
 
 
@@ -96,7 +97,9 @@ def differences(one: Shown, other: Shown, allowed: Mapping[str, str] = ALLOWED) 
         before, after = one.fields(rank), other.fields(rank)
         pairs = ((name, before.get(name, "-"), after.get(name, "-")) for name in {**before, **after})
         lines += [
-            f"rank {rank} {name}: {_apart(old, new)}" for name, old, new in pairs if old != new and name not in allowed
+            f"rank {rank} {name}: {_apart(old, new)}"
+            for name, old, new in pairs
+            if old != new and not any(re.fullmatch(pattern, name) for pattern in allowed)
         ]
     return lines
 

@@ -99,7 +99,7 @@ def test_the_next_job_of_the_tree_is_warm_and_runs_the_edited_script(
             assert await jobs.run("other-2", "two") == ({"warm": True, "why": ""}, "two another one\n")
             assert jobs.pid("other-2") == jobs.pid("first-1")
             assert left_over(Home(jobs.nodes["n1"].home)) == []
-            # Its arguments have no room in that process: another one loads while the job starts.
+            # It takes other arguments.
             assert await jobs.run("third-3", "three", args=("-v",)) == (
                 {"warm": True, "why": ""},
                 "three another one\n",

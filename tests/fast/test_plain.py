@@ -156,6 +156,10 @@ def test_status_says_whether_starts_are_warm_and_why_not(why: list[Any], standby
     status: Any = {**STATUS, "nodes": nodes}
     tail = status_tail(status)
     assert [line for line in tail if line.startswith(("ranks started", "next start"))] == texts
+    for node in (one for one in nodes if one["standby"]):
+        node["standby"]["left_out"] = ["odd reads RANK when it is imported"]
+    told = [line for line in status_tail(status) if line.startswith("not loaded")]
+    assert told == (["not loaded early: odd reads RANK when it is imported"] if any(standby) else [])
     status["state"] = "succeeded"
     over = status_tail(status)
     assert not any(line.startswith("next start") for line in over)

@@ -263,8 +263,12 @@ def torchrun() -> float | None:
         try:
             return killed(lambda what: notes_in(notes, what))
         finally:
-            os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
             process.wait()
+            # Each rank has a session of its own.
+            for row in notes_in(notes, "begun"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(row["pid"], signal.SIGKILL)
 
 
 def gpu_pids() -> set[int]:

@@ -53,13 +53,11 @@ STANDARD = (
     "argparse ast asyncio base64 bisect bz2 calendar collections.abc concurrent.futures.thread configparser contextvars"
     " copy csv ctypes.util datetime decimal difflib dis email.message enum fractions getpass glob gzip hashlib heapq"
     " hmac html http.client ipaddress logging.config logging.handlers lzma mimetypes multiprocessing.managers"
-    " multiprocessing.pool multiprocessing.shared_memory numbers operator optparse pathlib pdb platform plistlib pprint"
+    " multiprocessing.pool multiprocessing.shared_memory numbers operator optparse pathlib platform plistlib pprint"
     " queue secrets select selectors shelve shlex shutil socket sqlite3 ssl statistics string struct sysconfig tarfile"
     " textwrap timeit tokenize tracemalloc types unittest.mock urllib.request uuid weakref xml.etree.ElementTree"
     " zipfile zlib zoneinfo"
 ).split()
-# It changes variables and a signal's action beneath Python.
-STANDARD += ["readline"] if importlib.util.find_spec("readline") else []
 PRCTL = {
     "dumpable": 3,
     "keepcaps": 7,
