@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from remote_agent.wire.events import ENDED_EVENTS
-from supervisor.cli.options import is_terminal, make_parser, parse
+from supervisor.cli.options import is_terminal, make_parser, need_linux, parse
 from supervisor.inventory.sources import to_toml
 from supervisor.paths import examples_dir
 from supervisor.ssh_library import asyncssh
@@ -65,7 +65,11 @@ def run(verb: str, argv: Sequence[str]) -> int:
 
 
 def run_demo(headless: bool) -> int:
-    """Run the example on two embedded hosts and return the exit code of `up`; always cleans up."""
+    """Run the example on two embedded hosts and return the exit code of `up`; always cleans up.
+
+    Raises UsageError where this machine cannot be a host.
+    """
+    need_linux("the demo")
     if importlib.util.find_spec("torch") is None:
         write_err(_NO_TORCH.format(python=sys.executable) + "\n")
         return 1

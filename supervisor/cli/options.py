@@ -175,6 +175,12 @@ def load_inventory(hosts: str | None, options: argparse.Namespace) -> Inventory:
     return inventory
 
 
+def need_linux(what: str) -> None:
+    """Raise UsageError where this machine, which a command would use as a node, cannot be one."""
+    if sys.platform != "linux":
+        raise UsageError(f"{what} needs Linux here", "name the hosts, which run Linux: in a hosts.toml, or by --hosts")
+
+
 def _load_named(hosts: str | None, options: argparse.Namespace) -> Inventory:
     from supervisor import inventory
 
@@ -185,7 +191,10 @@ def _load_named(hosts: str | None, options: argparse.Namespace) -> Inventory:
     if hosts is not None:
         return inventory.load(Path(hosts))
     for source, text in sources:
+        if source.variable:
+            need_linux(source.option)
         return _from_source(source, text)
+    need_linux("a job on this machine")
     if not option_value(options, "json") and not option_value(options, "raw"):
         unused = f"; {DEFAULT_NAME} here is not used unless you name it" if Path(DEFAULT_NAME).exists() else ""
         say(f"hosts: this machine only{unused}")
