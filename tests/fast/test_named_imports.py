@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from remote_agent.engine.order import Order
-from remote_agent.engine.standby import LastStart, named_by
+from remote_agent.engine.standby import LastStart, named_by, set_by
 from tests.agents.engine_process import order
 
 PACKAGES = ("torch", "numpy", "data", "late", "rare")
 
 
-def _named(root: Path, text: str, **changes: str) -> list[str]:
-    """The names for a script beside which there is a module `data`, with the PACKAGES installed."""
+def _started(root: Path, text: str, **changes: str) -> LastStart:
+    """A start of a script beside which there is a module `data`, with the PACKAGES installed."""
     packages = root / "site-packages"
     for name in PACKAGES:
         (packages / name).mkdir(parents=True, exist_ok=True)
@@ -24,13 +24,21 @@ def _named(root: Path, text: str, **changes: str) -> list[str]:
     (tree / "data.py").touch()
     (tree / "train.py").write_text(text)
     described = {**order(root, "train.py", cwd=str(tree)), **changes}
-    return named_by(LastStart(Order.from_args(described), {"PYTHONPATH": str(packages)}, None))
+    return LastStart(Order.from_args(described), {"PYTHONPATH": str(packages)}, None)
+
+
+def _named(root: Path, text: str, **changes: str) -> list[str]:
+    return named_by(_started(root, text, **changes))
 
 
 @pytest.mark.parametrize(
     ("text", "names"),
     [
-        ("import numpy as np\nfrom torch.nn import functional\n", ["numpy", "torch.nn", "torch._dynamo"]),
+        (
+            "import numpy as np\nfrom torch.nn import functional\n",
+            ["numpy", "torch.nn", "torch.nn:functional", "torch._dynamo"],
+        ),
+        ("from numpy import *\n", ["numpy"]),
         ("import os, json\nfrom pathlib import Path\n", []),
         ("import data\nfrom data.sets import one\n", []),
         ("from . import numpy\nfrom .torch import nn\n", []),
@@ -53,3 +61,19 @@ def test_a_script_that_is_not_there_names_nothing(tmp_path: Path) -> None:
 
 def test_a_module_is_not_read(tmp_path: Path) -> None:
     assert _named(tmp_path, "import numpy\n", kind="module") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "variables"),
+    [
+        ('import os\nos.environ["HF_HOME"] = "/scratch/hf"\n', {"HF_HOME": "/scratch/hf"}),
+        (
+            "from os import environ\nenviron.setdefault('A', '1')\nif environ['A']:\n    environ['B'] = ''\n",
+            {"A": "1", "B": ""},
+        ),
+        ("import os\nos.environ['A'] = str(1)\nos.environ[name] = 'x'\nother['B'] = 'x'\n", {}),
+        ("import os\ndef main():\n    os.environ['A'] = 'x'\n", {}),
+    ],
+)
+def test_what_a_script_sets(tmp_path: Path, text: str, variables: dict[str, str]) -> None:
+    assert set_by(_started(tmp_path, text)) == variables
