@@ -274,8 +274,10 @@ def _load_one(name: str) -> None:
             getattr(module, attribute, None)
     except (Exception, SystemExit, LeftOut):  # noqa: BLE001  whatever a module raises: the script gets it itself
         # A module whose package has failed would not be found in it.
-        for one in [one for one in sys.modules if one.rpartition(".")[0] not in ("", *sys.modules)]:
-            del sys.modules[one]
+        for one in list(sys.modules):
+            package = one.rpartition(".")[0]
+            if package and package not in sys.modules:
+                del sys.modules[one]
 
 
 def _state() -> dict[str, Any]:
@@ -311,9 +313,14 @@ def look_at_self(directory: str, known: set[str]) -> None:
 
 def left_threads() -> list[str]:
     """Return the numbers of the threads besides this one that are left when the process is about to fork."""
-    if len(os.listdir("/proc/self/task")) > 1:
+    found = _threads()
+    if found:
         # A library that can be forked (OpenBLAS) ends its threads at a fork, and starts them when they are needed.
         in_fork(bool)
+    return _threads() if found else []
+
+
+def _threads() -> list[str]:
     tasks = set(os.listdir("/proc/self/task")) - {str(os.getpid())}
     return sorted(task for task in tasks if _read(f"/proc/self/task/{task}/comm").strip() not in FORKABLE)
 

@@ -214,7 +214,8 @@ def test_anything_odd_makes_a_cold_start(tmp_path: Path, change: str, why: str) 
                 changes["env"] = {"PYTHONPATH": str(one.installed), "OMP_NUM_THREADS": "2"}
             cold, answer = await one.go(**changes)
             assert why in cold
-            assert all(alive(rank["pid"]) for rank in answer["ranks"])
+            # The module of the work tree is not the package: these ranks end by themselves.
+            assert change == "shadowed" or all(alive(rank["pid"]) for rank in answer["ranks"])
             assert len(await one.engine.wait_mains(one.generation, 2)) == 2
             if change != "shadowed":
                 assert not alive(pid)
