@@ -21,7 +21,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -186,7 +186,7 @@ def _is_in_packages(path: Path) -> bool:
 def named_by(started: LastStart) -> list[str]:
     """Return the installed packages, and their modules, that a script imports when it is run, in its order."""
     names = []
-    for one in _statements(started.order):
+    for one in _statements(started.order, _run_at_import):
         if isinstance(one, ast.Import):
             names += [alias.name for alias in one.names]
         elif isinstance(one, ast.ImportFrom) and one.level == 0 and one.module:
@@ -201,23 +201,26 @@ def named_by(started: LastStart) -> list[str]:
     return [*modules, *(late for name, late in LOADED_LATE.items() if name in packages)]
 
 
-def set_by(started: LastStart) -> dict[str, str]:
-    """Return the variables to which a script gives a constant value when it is run: packages may read them."""
-    simple = (ast.unparse(one) for one in _statements(started.order) if isinstance(one, (ast.Assign, ast.Expr)))
+def set_by(order: Order) -> dict[str, str]:
+    """Return the variables to which a script gives a constant value in any case: packages may read them."""
+    simple = (
+        ast.unparse(one) for one in _statements(order, lambda body: body) if isinstance(one, (ast.Assign, ast.Expr))
+    )
     return {match[1]: match[2] for text in simple if (match := SETS.fullmatch(text))}
 
 
-def _statements(order: Order) -> list[ast.stmt]:
-    """Return the statements of a script that are not in a function or a class."""
+def _statements(order: Order, choose: Callable[[list[ast.stmt]], Iterable[ast.stmt]]) -> list[ast.stmt]:
+    """Return the chosen statements of a script; none if it cannot be read."""
     if order.kind != "script":
         return []
     try:
-        return list(_run_at_import(ast.parse(Path(order.cwd, order.script).read_bytes()).body))
+        return list(choose(ast.parse(Path(order.cwd, order.script).read_bytes()).body))
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return []  # Python tells the ranks, too
 
 
 def _run_at_import(statements: Sequence[ast.AST]) -> Iterator[ast.stmt]:
+    """Find the statements that are not in a function or a class."""
     for one in statements:
         if isinstance(one, ast.stmt):
             yield one
@@ -242,6 +245,8 @@ class Standby:
         self._made_for: LastStart | None = None
         self._names: frozenset[str] = frozenset()
         """What it was told to load."""
+        self._set: dict[str, str] = {}
+        """What the script sets before it imports them."""
         self._folder: Path | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -305,7 +310,8 @@ class Standby:
         ours, theirs = socket.socketpair()
         try:
             self._folder = boot_dir.waiting_directory(order.log_dir.parent)
-            env = {name: value for name, value in {**started.env, **set_by(started)}.items() if not varies(name)}
+            self._set = set_by(order)
+            env = {name: value for name, value in {**started.env, **self._set}.items() if not varies(name)}
             boot_dir.add_bootstrap(env, self._folder)
             # By this the next agent would know what its ranks have started.
             env["TORCHELASTIC_ERROR_FILE"] = f"{self._folder}/"
@@ -384,7 +390,7 @@ class Standby:
             self._why = short
             self._process.kill()
             return
-        left_out = list(memory.left_out.values())
+        left_out = [*memory.left_out.values(), *facts["without"]]
         self._say("ready", "", modules=facts["modules"], mb=facts["pss_kb"] // 1024, left_out=left_out)
 
     def _say(self, state: str, why: str, **facts: Any) -> None:
@@ -467,6 +473,8 @@ class Standby:
         """Return why these ranks are not those that the process was made for; empty if they are."""
         if (made.order.cwd, made.order.kind, made.order.script) != (order.cwd, order.kind, order.script):
             return "another script is started"
+        if set_by(order) != self._set:
+            return "the script sets other variables than when its modules were loaded"
         return next((why for env in envs.values() if (why := self._unlike(env))), "")
 
     def _unlike(self, env: Mapping[str, str]) -> str:

@@ -69,10 +69,11 @@ def wait(here: str, known: set[str]) -> str:
     while True:
         try:
             if "modules" in order:
-                load(order)
+                needs = load(order)
                 look_at_self(order["tree"], known)
                 stamp = Stamp(order["stamp"])
-                wire.send({"ready": {"modules": len(sys.modules), "pss_kb": memory_kb()}})
+                without = [f"{one} needs {what}" for one, what in needs.items() if one not in sys.modules]
+                wire.send({"ready": {"modules": len(sys.modules), "pss_kb": memory_kb(), "without": without}})
             else:
                 stamp.check()
                 check_names(order["tree"], known)
@@ -176,6 +177,8 @@ class Loading:
     def __init__(self, order: Args) -> None:
         self._left_out = frozenset(order["left_out"])
         self._varying, self._prefixes = frozenset(order["varying"]), tuple(order["prefixes"])
+        self.needs: dict[str, str] = {}
+        """By package: the one that is left out and that a module of it imports."""
         self._running: list[str] = []
         self._descriptors = _descriptors()
         self._by: dict[str, str] = {}
@@ -192,6 +195,7 @@ class Loading:
         def exec_module(module: Any) -> None:
             del spec.loader.exec_module  # type: ignore[union-attr]
             if name in self._left_out:
+                self.needs.update(dict.fromkeys(map(_package, self._running), name))
                 raise LeftOut(name)
             self._running.append(name)
             try:
@@ -206,17 +210,17 @@ class Loading:
     def asked(self, variable: str) -> None:
         """Note who asks for a variable that varies."""
         if self._asked is None and (variable in self._varying or variable.startswith(self._prefixes)):
-            package = self._package()
+            package = self._innermost()
             if package != NEVER_LEFT_OUT:
                 self._asked = Odd(f"{package} reads {variable} when it is imported", package)
 
-    def _package(self) -> str:
-        return self._running[-1].partition(".")[0] if self._running else ""
+    def _innermost(self) -> str:
+        return _package(self._running[-1]) if self._running else ""
 
     def _look(self) -> None:
         """Note what is open and what runs; a module around this one may close it again."""
         for name in (*(_descriptors() - self._descriptors), *os.listdir("/proc/self/task")):
-            self._by.setdefault(name, self._package())
+            self._by.setdefault(name, self._innermost())
 
     def check(self) -> None:
         """Raise Odd if a module that has been loaded must be left out."""
@@ -230,8 +234,12 @@ class Loading:
             raise Odd(f"{package} starts a thread when it is imported", package)
 
 
-def load(order: Args) -> None:
-    """Import modules by name; what cannot be imported is left to the script. Raises Odd."""
+def _package(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def load(order: Args) -> dict[str, str]:
+    """Import modules by name; what cannot be imported is left to the script. Returns `Loading.needs`; raises Odd."""
     main = sys.modules["__main__"]
     before = _state()
     loading = Loading(order)
@@ -263,6 +271,7 @@ def load(order: Args) -> None:
     changed = [what for what, value in before.items() if now[what] != value]
     if changed:
         raise Odd(f"loading modules has changed this process: {', '.join(changed)}")
+    return loading.needs
 
 
 def _load_one(name: str) -> None:

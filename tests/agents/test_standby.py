@@ -242,6 +242,9 @@ def test_a_package_sees_the_variables_that_the_script_sets_before_it_imports_it(
             _, warm = await one.seen()
             assert warm["read"] == cold["read"] == ["/scratch", "offline"]
             assert "early" in warm["names"]
+            one.script.write_text(script.replace("/scratch", "/other"))
+            assert (await one.go())[0] == "the script sets other variables than when its modules were loaded"
+            assert (await one.seen())[1]["read"] == ["/other", "offline"]
 
     asyncio.run(run())
 
@@ -319,7 +322,7 @@ def test_a_package_that_cannot_be_loaded_early_is_left_out(tmp_path: Path, text:
             (one.installed / "needs" / "first.py").write_text("")
             await one.go()
             facts = await one.warm()
-            assert (facts["state"], facts["left_out"]) == ("ready", [why])
+            assert (facts["state"], facts["left_out"]) == ("ready", [why, "needs needs odd"])
             assert (await one.go())[0] == ""
             _, after = await one.seen()
             assert "early" in after["names"]
