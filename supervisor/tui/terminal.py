@@ -111,11 +111,11 @@ class Lent:
 
     async def wait_enter(self) -> None:
         """Leave what was printed on the terminal until enter is pressed."""
-        _write_all(1 if os.isatty(1) else 2, b"\r\n[enter returns to the screen] ")
-        loop, typed = asyncio.get_running_loop(), asyncio.Event()
         with contextlib.suppress(termios.error):
             # What was typed for the command is no answer to this.
             termios.tcflush(0, termios.TCIFLUSH)
+        _write_all(1 if os.isatty(1) else 2, b"\r\n[enter returns to the screen] ")
+        loop, typed = asyncio.get_running_loop(), asyncio.Event()
         loop.add_reader(0, typed.set)
         try:
             await typed.wait()
