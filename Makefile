@@ -2,6 +2,7 @@
 # make fast         the fast tests: under a minute
 # make test         all checks: ruff, mypy, every test
 # make lint         ruff, mypy and codespell alone
+# make costs        every test, with a table of where the time goes, by file
 # make coverage     every test, with the coverage of lines and branches
 # make flaky        every test three times: quiet, beside two busy processes, on one core; prints what failed where
 # make nightly      the long checks: every Python here, every torch that we name, many random examples, benchmarks
@@ -19,7 +20,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # Write .pyc files: the tests start hundreds of short processes.
 export PYTHONDONTWRITEBYTECODE :=
-.PHONY: help demo fast test collect suite flaky coverage nightly lint faults gpu bench screenshots clean system
+.PHONY: help demo fast test collect suite flaky costs coverage nightly lint faults gpu bench screenshots clean system
 
 # 3.11 first: a local torch wheel is usually built for it.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.10 python3; do \
@@ -90,6 +91,9 @@ suite: $(STAMP)
 
 flaky: system $(STAMP)
 	$(BIN)/python -m tests.flaky
+
+costs: system $(STAMP)
+	$(PYTEST) -p tests.costs $(TESTS)
 
 coverage: system $(STAMP)
 	$(PYTEST) --cov=supervisor --cov=remote_agent --cov-branch --cov-report=json:coverage.json $(TESTS)

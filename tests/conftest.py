@@ -6,7 +6,9 @@ Out: fixtures.
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import inspect
 import os
 import secrets
 import signal
@@ -43,6 +45,21 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(number, signal.default_int_handler)
     # A shell that runs the suite in the background has these ignored, and every process of a test would inherit it.
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+
+
+# A coroutine test has its own deadlines; this is the last one.
+LONGEST_S = 280.0
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine in an event loop of its own."""
+    test = pyfuncitem.function
+    if not inspect.iscoroutinefunction(test):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
+    asyncio.run(asyncio.wait_for(test(**arguments), LONGEST_S))
+    return True
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -86,6 +103,18 @@ def nothing_left_behind(pytestconfig: pytest.Config) -> Iterator[None]:
         noted.parent.mkdir(exist_ok=True)
         noted.write_text("\n".join(names))
     assert not left, f"processes that tests left behind (ended now): {names}"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Forget what a file has cached, and keep the collector from what it has loaded: it runs after each test."""
+    assert isinstance(item, pytest.Function)
+    if nextitem is None or nextitem.path != item.path:
+        for one in vars(item.module).values():
+            if hasattr(one, "cache_clear") and one.__module__ == item.module.__name__:
+                one.cache_clear()
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(autouse=True)

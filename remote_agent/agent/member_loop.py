@@ -79,7 +79,8 @@ class MemberLoop:
         self.generation = -1
         self._reports: list[dict[str, Any]] = []
         self._orders: asyncio.Queue[tuple[str, Args]] = asyncio.Queue()
-        self._look_again = asyncio.Event()
+        self.look_again = asyncio.Event()
+        """Connect to the coordinator anew: it is another one, or this node has missed something."""
         self._echo = clocks.Echo()
         """The last answer on the connection to the coordinator."""
         self._closing = False
@@ -107,11 +108,11 @@ class MemberLoop:
 
     def start(self) -> None:
         """Begin: the engine at once, the coordinator as soon as it is known."""
-        self._tasks.spawn(self._engines(), "engine")
+        self._tasks.spawn(self.keep_engine(), "engine")
         self._tasks.spawn(self._links(), "link to the coordinator")
         self._tasks.spawn(self.keep_lease(), "lease")
         self._tasks.spawn(self._keep_engine_lease(), "the engine's lease")
-        self._tasks.spawn(self._carry_out_orders(), "orders")
+        self._tasks.spawn(self.carry_out_orders(), "orders")
         if self._context.spec.standby == "auto":
             self._tasks.spawn(self._keep_standby(), "standby")
 
@@ -156,7 +157,7 @@ class MemberLoop:
 
     def _join_again(self) -> None:
         """Reconnect to the coordinator: this node has missed a record, and the coordinator sends nothing twice."""
-        self._look_again.set()
+        self.look_again.set()
 
     def _take_records(self, node: str, args: Args) -> None:
         if not self._context.journal.take(args["records"], reset=args["reset"]):
@@ -181,7 +182,7 @@ class MemberLoop:
     def _follow_another(self, coordinator: str) -> None:
         """Compare the clock with the new coordinator's, and look for a connection to it."""
         self.offset = clocks.Offset(ours=coordinator == self._context.node)
-        self._look_again.set()
+        self.look_again.set()
 
     def introduction(self) -> dict[str, Any]:
         """Return what a member says when it joins."""
@@ -238,7 +239,7 @@ class MemberLoop:
 
     # Loops
 
-    async def _engines(self) -> None:
+    async def keep_engine(self) -> None:
         """Keep an engine running; after it died, this node joins again, without workers."""
         deaths: list[float] = []
         while True:
@@ -293,8 +294,8 @@ class MemberLoop:
         """Stay connected to the coordinator, whichever it is; a new one ends whatever waits for the old one."""
         tries = 0
         while True:
-            self._look_again.clear()
-            another = asyncio.ensure_future(self._look_again.wait())
+            self.look_again.clear()
+            another = asyncio.ensure_future(self.look_again.wait())
             seeking = asyncio.ensure_future(self._seek())
             try:
                 await asyncio.wait((another, seeking), return_when=asyncio.FIRST_COMPLETED)
@@ -304,8 +305,8 @@ class MemberLoop:
                 outcome, *_ = await asyncio.gather(seeking, another, return_exceptions=True)
             if isinstance(outcome, Exception):
                 log.error("the link to the coordinator failed", exc_info=outcome)
-            tries = 0 if outcome is True or self._look_again.is_set() else tries + 1
-            await within(self._look_again, RETRY_S[min(tries, len(RETRY_S) - 1)])
+            tries = 0 if outcome is True or self.look_again.is_set() else tries + 1
+            await within(self.look_again, RETRY_S[min(tries, len(RETRY_S) - 1)])
 
     async def _seek(self) -> bool:
         """Serve a connection to the coordinator, then ask the others for a newer one; returns whether there was one."""
@@ -359,7 +360,7 @@ class MemberLoop:
         name = self._ballot.view.coordinator
         while self._ballot.view.coordinator == name and not channel.closed.is_set():
             sent = clocks.now()
-            await self._timed(channel, "beat", self._heartbeat(), timeout_s)
+            await self._timed(channel, "beat", self.heartbeat(), timeout_s)
             self._ballot.renew_lease(sent)
             await within(channel.closed, interval)
 
@@ -398,7 +399,7 @@ class MemberLoop:
             values.update(samples.of_rank(int(rank), one["step"], one["progress"], one["vitals"]))
         return time.time() + self.offset.ns / 1e9, values
 
-    def _heartbeat(self) -> dict[str, Any]:
+    def heartbeat(self) -> dict[str, Any]:
         """Return a heartbeat: the facts, and of each rank the losses of some steps since the last heartbeat."""
         facts = self.facts()
         for rank, losses in self._context.logs.take_losses(self.generation).items():
@@ -433,7 +434,7 @@ class MemberLoop:
             self._ballot.renew_lease(now)
             if now - self._heartbeat_at >= HEARTBEAT_S:
                 self._heartbeat_at = now
-                self.office.coordinator.beat(self._context.node, self._heartbeat())
+                self.office.coordinator.beat(self._context.node, self.heartbeat())
             return
         if self.running is not None and self._lease_is_over():
             away_s = now - self._ballot.view.contact
@@ -482,7 +483,8 @@ class MemberLoop:
 
     # Orders
 
-    async def _carry_out_orders(self) -> None:
+    async def carry_out_orders(self) -> None:
+        """Carry out queued orders until cancelled, whatever fails."""
         while True:
             op, args = await self._orders.get()
             try:
@@ -537,7 +539,7 @@ class MemberLoop:
         if channel is None:
             return
         with contextlib.suppress(CallFailed, WireError, asyncio.TimeoutError):
-            await self._timed(channel, "beat", self._heartbeat(), CALL_TIMEOUT_S)
+            await self._timed(channel, "beat", self.heartbeat(), CALL_TIMEOUT_S)
             if self.channel is channel:
                 self._ballot.renew_lease(sent)
 

@@ -209,7 +209,7 @@ def listen(
 
     `addresses`: at which others reach this node; if that is one of the loopback, nothing else is listened on.
     """
-    own = _loopback(addresses)
+    own = loopback(addresses)
     try:
         sock = bind(own, port) if port else listening(ports, own)
     except OSError as error:
@@ -224,7 +224,7 @@ def listen(
         raise
 
 
-def _loopback(addresses: Iterable[str]) -> str:
+def loopback(addresses: Iterable[str]) -> str:
     """Return the one loopback address that all of these are, or "".
 
     Names are not resolved: Debian gives a machine's own name an address of the loopback, and others another one.

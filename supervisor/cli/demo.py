@@ -83,7 +83,7 @@ def run_demo(headless: bool) -> int:
             return _up(toml, headless)
         finally:
             _outlast_signals()
-            _end_job(hosts, toml)
+            end_job(hosts, toml)
 
 
 def _prepare(hosts: DemoHosts) -> Path:
@@ -110,7 +110,7 @@ def _up(toml: Path, headless: bool) -> int:
     return main(["up", str(toml), *mode, where, *(_HEADLESS_ARGS if headless else _TUI_ARGS)])
 
 
-def _end_job(hosts: DemoHosts, toml: Path) -> None:
+def end_job(hosts: DemoHosts, toml: Path) -> None:
     """End what `up` left running: a detached job, and agents that wait for their end to be read."""
     try:
         if hosts.processes() and not _is_over(hosts):

@@ -76,25 +76,19 @@ class EngineProcess:
 
     async def wait_mains(self, generation: int, ranks: int = 1, base: int = 0) -> list[int]:
         keys = [(generation, rank) for rank in range(base, base + ranks)]
-        await self._until(lambda: all(key in self.mains for key in keys), f"main of {keys}")
+        await self.until(lambda: all(key in self.mains for key in keys), f"main of {keys}")
         return [self.mains[key] for key in keys]
 
     async def wait_exits(self, generation: int, ranks: int = 1, base: int = 0) -> list[Any]:
         keys = [(generation, rank) for rank in range(base, base + ranks)]
-        await self._until(lambda: all(key in self.exits for key in keys), f"exit of {keys}")
+        await self.until(lambda: all(key in self.exits for key in keys), f"exit of {keys}")
         return [self.exits[key] for key in keys]
 
-    async def wait_standby(self, since: int) -> Any:
-        """Return the first notice after the first `since` ones that says how the warming ended."""
-        ended = ("ready", "failed")
-        await self._until(lambda: any(one["state"] in ended for one in self.standby[since:]), "standby")
-        return next(one for one in self.standby[since:] if one["state"] in ended)
-
     async def wait_failed(self) -> Any:
-        await self._until(lambda: self.failed, "order_failed")
+        await self.until(lambda: self.failed, "order_failed")
         return self.failed[0]
 
-    async def _until(self, true: Any, what: str) -> None:
+    async def until(self, true: Any, what: str) -> None:
         async def wait() -> None:
             while not true():
                 self._changed.clear()
@@ -112,6 +106,11 @@ class EngineProcess:
 def alive(pid: int) -> bool:
     """Tell whether a process runs; a dead one that nobody has waited for does not."""
     return stat_fields(pid)[:1] not in ([], ["Z"], ["X"])
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the pids of a process's own children."""
+    return [int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
 
 
 def await_death(pid: int) -> None:

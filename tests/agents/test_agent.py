@@ -18,7 +18,7 @@ from remote_agent.agent.requests import LOOKS, AgentRequests
 from remote_agent.base.proc import stat_fields
 from remote_agent.coordinator.operator_requests import VERBS
 from remote_agent.wire import Answer, CallFailed
-from tests.agents.engine_process import alive, await_death
+from tests.agents.engine_process import alive, await_death, children_of
 from tests.agents.nodes import WAIT_S, Nodes
 
 LIGHT = """
@@ -50,31 +50,27 @@ async def refuses_who_only_looks(nodes: Nodes) -> None:
     assert (await channel.call("status", {}, timeout=WAIT_S)).data["state"] == "running"
 
 
-def test_a_job_on_two_nodes_from_launch_to_end(tmp_path: Path) -> None:
+async def test_a_job_on_two_nodes_from_launch_to_end(tmp_path: Path) -> None:
     """A rank fails, an engine hangs; then it succeeds, and its agents end."""
-
-    async def check() -> None:
-        async with Nodes(tmp_path, 2, LIGHT, nproc=2, stop_grace=0.0) as nodes:
-            await nodes.launch()
-            running = await nodes.until("generation_running")
-            assert running["detail"]["world_size"] == 4
-            await refuses_who_only_looks(nodes)
-            await signals_only_its_rank(nodes, running["detail"]["pids"])
-            await a_failing_rank_is_named_and_all_restart(nodes)
-            await an_engine_that_hangs_is_killed_before_the_next_group(nodes)
-            (nodes.work / "stop").touch()
-            await nodes.until("job_succeeded", "n2")
-            first, second = [nodes.journal(name).read_text() for name in nodes.nodes]
-            assert first == second
-            agents = [node["agent_pid"] for node in (await nodes.call("n1", "status"))["nodes"]]
-            for one in nodes.nodes.values():
-                await one.close()
-            await wait_gone(agents)
-            status = await nodes.call("n2", "status")
-            assert status["state"] == "succeeded"
-            assert [rank["state"] for node in status["nodes"] for rank in node["ranks"]] == ["succeeded"] * 4
-
-    asyncio.run(check())
+    async with Nodes(tmp_path, 2, LIGHT, nproc=2, stop_grace=0.0) as nodes:
+        await nodes.launch()
+        running = await nodes.until("generation_running")
+        assert running["detail"]["world_size"] == 4
+        await refuses_who_only_looks(nodes)
+        await signals_only_its_rank(nodes, running["detail"]["pids"])
+        await a_failing_rank_is_named_and_all_restart(nodes)
+        await an_engine_that_hangs_is_killed_before_the_next_group(nodes)
+        (nodes.work / "stop").touch()
+        await nodes.until("job_succeeded", "n2")
+        first, second = [nodes.journal(name).read_text() for name in nodes.nodes]
+        assert first == second
+        agents = [node["agent_pid"] for node in (await nodes.call("n1", "status"))["nodes"]]
+        for one in nodes.nodes.values():
+            await one.close()
+        await wait_gone(agents)
+        status = await nodes.call("n2", "status")
+        assert status["state"] == "succeeded"
+        assert [rank["state"] for node in status["nodes"] for rank in node["ranks"]] == ["succeeded"] * 4
 
 
 async def signals_only_its_rank(nodes: Nodes, pids: dict[str, int]) -> None:
@@ -109,25 +105,22 @@ async def an_engine_that_hangs_is_killed_before_the_next_group(nodes: Nodes) -> 
     await nodes.until("generation_running", generation=2)
 
 
-def test_workers_of_an_agent_that_stands_still_end_before_the_others_go_on(tmp_path: Path) -> None:
-    async def check() -> None:
-        async with Nodes(tmp_path, 2, LIGHT, min_nodes=1, node_timeout=4.0) as nodes:
-            await nodes.launch()
-            whole = await group_of(nodes, 2)
-            worker = whole["detail"]["pids"]["1"]
-            engine = int(stat_fields(worker)[1])
-            agent = int(stat_fields(engine)[1])
-            os.kill(agent, signal.SIGSTOP)
-            await nodes.until("generation_started", since=whole["seq"])
-            assert not alive(worker)
-            assert not alive(engine)
-            alone = await group_of(nodes, 1, since=whole["seq"])
-            os.kill(agent, signal.SIGCONT)
-            await group_of(nodes, 2, since=alone["seq"])
-            (nodes.work / "stop").touch()
-            await nodes.until("job_succeeded")
-
-    asyncio.run(check())
+async def test_workers_of_an_agent_that_stands_still_end_before_the_others_go_on(tmp_path: Path) -> None:
+    async with Nodes(tmp_path, 2, LIGHT, min_nodes=1, node_timeout=4.0) as nodes:
+        await nodes.launch()
+        whole = await group_of(nodes, 2)
+        worker = whole["detail"]["pids"]["1"]
+        engine = int(stat_fields(worker)[1])
+        agent = int(stat_fields(engine)[1])
+        os.kill(agent, signal.SIGSTOP)
+        await nodes.until("generation_started", since=whole["seq"])
+        assert not alive(worker)
+        assert not alive(engine)
+        alone = await group_of(nodes, 1, since=whole["seq"])
+        os.kill(agent, signal.SIGCONT)
+        await group_of(nodes, 2, since=alone["seq"])
+        (nodes.work / "stop").touch()
+        await nodes.until("job_succeeded")
 
 
 LEAVES = """
@@ -138,18 +131,15 @@ open(f"left_{os.environ['RANK']}", "a").write(f"{left[0]} {left[1]} ")
 """
 
 
-def test_what_dies_on_a_node_leaves_nothing_there_and_the_node_returns(tmp_path: Path) -> None:
-    async def check() -> None:
-        async with Nodes(tmp_path, 2, LEAVES + LIGHT, min_nodes=1) as nodes:
-            await nodes.launch()
-            lost = await a_killed_engine_is_replaced(nodes)
-            await a_killed_agent_takes_its_workers_along_and_the_rest_go_on(nodes, lost)
-            await an_agent_ends_what_the_one_before_left(nodes)
-            assert (await nodes.call("n1", "status"))["restarts"] == 0
-            (nodes.work / "stop").touch()
-            await nodes.until("job_succeeded")
-
-    asyncio.run(check())
+async def test_what_dies_on_a_node_leaves_nothing_there_and_the_node_returns(tmp_path: Path) -> None:
+    async with Nodes(tmp_path, 2, LEAVES + LIGHT, min_nodes=1) as nodes:
+        await nodes.launch()
+        lost = await a_killed_engine_is_replaced(nodes)
+        await a_killed_agent_takes_its_workers_along_and_the_rest_go_on(nodes, lost)
+        await an_agent_ends_what_the_one_before_left(nodes)
+        assert (await nodes.call("n1", "status"))["restarts"] == 0
+        (nodes.work / "stop").touch()
+        await nodes.until("job_succeeded")
 
 
 async def a_killed_engine_is_replaced(nodes: Nodes) -> int:
@@ -220,53 +210,41 @@ async def an_agent_ends_what_the_one_before_left(nodes: Nodes) -> None:
     await rejoin(nodes, "n2")
 
 
-def children_of(pid: int) -> list[int]:
-    return [
-        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
-    ]
+async def test_the_job_survives_its_coordinators(tmp_path: Path) -> None:
+    async with Nodes(tmp_path, 3, LIGHT, min_nodes=1) as nodes:
+        await nodes.launch()
+        await nodes.until("generation_running")
+        os.kill((await nodes.call("n1", "status"))["nodes"][0]["agent_pid"], signal.SIGKILL)
+        assert (await nodes.until("generation_running", "n2", generation=1))["detail"]["world_size"] == 2
+        status = await nodes.call("n3", "status")
+        # Where nobody can hand the role on, who asks first has the others' votes.
+        assert status["coordinator"] in ("n2", "n3")
+        assert status["restarts"] == 0
+        last = {"n2": "n3", "n3": "n2"}[status["coordinator"]]
+        await nodes.call(last, "remove", {"node": status["coordinator"]})
+        assert (await nodes.until("generation_running", last, generation=2))["detail"]["world_size"] == 1
+        status = await nodes.call(last, "status")
+        assert (status["coordinator"], status["restarts"]) == (last, 0)
+        (nodes.work / "stop").touch()
+        await nodes.until("job_succeeded", last)
 
 
-def test_the_job_survives_its_coordinators(tmp_path: Path) -> None:
-    async def check() -> None:
-        async with Nodes(tmp_path, 3, LIGHT, min_nodes=1) as nodes:
-            await nodes.launch()
-            await nodes.until("generation_running")
-            os.kill((await nodes.call("n1", "status"))["nodes"][0]["agent_pid"], signal.SIGKILL)
-            assert (await nodes.until("generation_running", "n2", generation=1))["detail"]["world_size"] == 2
-            status = await nodes.call("n3", "status")
-            # Where nobody can hand the role on, who asks first has the others' votes.
-            assert status["coordinator"] in ("n2", "n3")
-            assert status["restarts"] == 0
-            last = {"n2": "n3", "n3": "n2"}[status["coordinator"]]
-            await nodes.call(last, "remove", {"node": status["coordinator"]})
-            assert (await nodes.until("generation_running", last, generation=2))["detail"]["world_size"] == 1
-            status = await nodes.call(last, "status")
-            assert (status["coordinator"], status["restarts"]) == (last, 0)
-            (nodes.work / "stop").touch()
-            await nodes.until("job_succeeded", last)
-
-    asyncio.run(check())
-
-
-def test_operators_who_promote_a_node_at_once_make_one_coordinator(tmp_path: Path) -> None:
-    async def check() -> None:
-        async with Nodes(tmp_path, 2, LIGHT, min_nodes=1, node_timeout=4.0) as nodes:
-            await nodes.launch()
-            await nodes.until("generation_running", "n2")
-            os.kill((await nodes.call("n1", "status"))["nodes"][0]["agent_pid"], signal.SIGKILL)
-            end = time.monotonic() + WAIT_S
-            # As long as the coordinator may live, it is in charge.
-            while isinstance(answers := await promote(nodes, 8), str):
-                assert "n1 is in charge" in answers
-                assert time.monotonic() < end, answers
-            assert {answer["coordinator"] for answer in answers} == {"n2"}
-            await nodes.until("generation_running", "n2", generation=1)
-            (nodes.work / "stop").touch()
-            await nodes.until("job_succeeded", "n2")
-            events = [json.loads(line) for line in nodes.journal("n2").read_text().splitlines()]
-            assert [event["type"] for event in events].count("coordinator_changed") == 1
-
-    asyncio.run(check())
+async def test_operators_who_promote_a_node_at_once_make_one_coordinator(tmp_path: Path) -> None:
+    async with Nodes(tmp_path, 2, LIGHT, min_nodes=1, node_timeout=4.0) as nodes:
+        await nodes.launch()
+        await nodes.until("generation_running", "n2")
+        os.kill((await nodes.call("n1", "status"))["nodes"][0]["agent_pid"], signal.SIGKILL)
+        end = time.monotonic() + WAIT_S
+        # As long as the coordinator may live, it is in charge.
+        while isinstance(answers := await promote(nodes, 8), str):
+            assert "n1 is in charge" in answers
+            assert time.monotonic() < end, answers
+        assert {answer["coordinator"] for answer in answers} == {"n2"}
+        await nodes.until("generation_running", "n2", generation=1)
+        (nodes.work / "stop").touch()
+        await nodes.until("job_succeeded", "n2")
+        events = [json.loads(line) for line in nodes.journal("n2").read_text().splitlines()]
+        assert [event["type"] for event in events].count("coordinator_changed") == 1
 
 
 async def promote(nodes: Nodes, times: int) -> list[dict[str, Any]] | str:
@@ -294,19 +272,16 @@ async def wait_gone(pids: list[int]) -> None:
         await asyncio.sleep(0.05)
 
 
-def test_agents_and_stores_listen_in_the_range_that_the_job_names(tmp_path: Path) -> None:
-    async def check() -> None:
-        async with Nodes(tmp_path, 2, LIGHT, ports="21700-21799") as nodes:
-            await nodes.launch()
-            started = await nodes.until("generation_started")
-            listens = [(await nodes.call(name, "identity"))["peer_port"] for name in nodes.nodes]
-            listens.append(int(started["detail"]["master"].rpartition(":")[2]))
-            assert len(set(listens)) == 3
-            assert all(21700 <= port <= 21799 for port in listens), listens
-            (nodes.work / "stop").touch()
-            await nodes.until("job_succeeded")
-
-    asyncio.run(check())
+async def test_agents_and_stores_listen_in_the_range_that_the_job_names(tmp_path: Path) -> None:
+    async with Nodes(tmp_path, 2, LIGHT, ports="21700-21799") as nodes:
+        await nodes.launch()
+        started = await nodes.until("generation_started")
+        listens = [(await nodes.call(name, "identity"))["peer_port"] for name in nodes.nodes]
+        listens.append(int(started["detail"]["master"].rpartition(":")[2]))
+        assert len(set(listens)) == 3
+        assert all(21700 <= port <= 21799 for port in listens), listens
+        (nodes.work / "stop").touch()
+        await nodes.until("job_succeeded")
 
 
 CHATTY = """

@@ -77,19 +77,6 @@ def test_the_pushed_code_is_the_source_without_its_docstrings_and_comments(repos
         assert ast.dump(found) == ast.dump(EmptyDocstrings().visit(expected)), path
 
 
-def test_modules_can_be_read_out_of_the_agent(agent: AgentFile, tmp_path: Path) -> None:
-    path = tmp_path / "agent.pyz"
-    path.write_bytes(agent.data)
-    code = "import sys;sys.path.insert(0,sys.argv[1]);import pkgutil,remote_agent.base.paths as p;"
-    code += "print(p.__file__);print(len(pkgutil.get_data('remote_agent.bridge','connect.py')))"
-    out = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True, cwd="/")
-    assert out.stdout.split()[0] == f"{path}/remote_agent/base/paths.py"
-    assert int(out.stdout.split()[1]) > 1000
-    refused = subprocess.run([sys.executable, path, "dance"], capture_output=True, text=True, check=False, cwd="/")
-    assert refused.returncode == 2
-    assert "invalid choice: 'dance'" in refused.stderr
-
-
 def greeter() -> AgentFile:
     """A program as large as the agent, of any bytes, that only greets: nothing of it is compiled on each new host."""
     output = io.BytesIO()

@@ -65,26 +65,6 @@ def _make_job(node: Node, name: str, records: list[dict[str, Any]] | None = None
     return home
 
 
-def test_hello_has_what_a_launch_needs(tmp_path: Path) -> None:
-    async def body(node: Node, channel: Channel) -> None:
-        hello = (await channel.call("hello")).data
-        assert hello["home"] == str(node.home)
-        assert hello["hostname"] == socket.gethostname()
-        assert hello["executable"] == sys.executable
-        assert hello["python"] == ".".join(map(str, sys.version_info[:3]))
-        assert hello["protocol"] == 1
-        assert hello["disk_free"] > 0
-        assert hello["cpu_count"] >= 1
-        assert abs(hello["time_ns"] - __import__("time").time_ns()) < 5e9
-        for directory in ("agents", "trees", "jobs"):
-            assert (node.home / directory).stat().st_mode & 0o777 == 0o700
-        with pytest.raises(CallFailed) as unknown:
-            await channel.call("status")
-        assert unknown.value.kind == "unknown_op"
-
-    _with_node(tmp_path, body)
-
-
 def test_jobs_are_listed_with_their_last_state(tmp_path: Path) -> None:
     ended: list[dict[str, Any]] = [{"type": "job_started"}, {"type": "job_failed", "detail": {"reason": "x"}}]
 
@@ -236,7 +216,6 @@ def test_a_home_whose_file_system_has_no_locks_is_named(tmp_path: Path, monkeypa
     takes: tuple[tuple[Path, Callable[[], object]], ...] = (
         (files.pid, lambda: lock_agent(files)),
         (tmp_path / "trees" / ".state" / "t" / "lock", lambda: TreeSync(home).lock("t")),
-        (files.root / "start.lock", lambda: asyncio.run(starting._lock(files))),
     )
     for place, take in takes:
         with pytest.raises(Problem, match="cannot lock files") as refused:
@@ -328,14 +307,6 @@ def test_an_agent_that_cannot_start_says_why(tmp_path: Path) -> None:
     _with_node(tmp_path, body)
 
 
-def test_a_start_that_hangs_is_ended_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starting, "START_DEADLINE_S", 0.1)
-    process = subprocess.Popen(["sleep", "60"], stdout=subprocess.PIPE, start_new_session=True)
-    with process, pytest.raises(Problem, match="did not start the agent within"):
-        starting._read_pid(process)
-    assert process.returncode == -signal.SIGKILL
-
-
 def test_a_step_that_does_not_begin_and_an_agent_that_does_not_accept_are_distinguished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -395,16 +366,6 @@ def test_a_bridge_that_stood_still_past_its_deadline_looks_once_more(
         os.close(lock)
 
 
-def test_a_finished_job_is_read_from_its_files(tmp_path: Path) -> None:
-    async def body(node: Node, channel: Channel) -> None:
-        _make_job(node, "done", [{"type": "job_started"}, {"type": "job_failed", "detail": {"reason": "x"}}])
-        assert (await channel.call("open", {"job": "done"})).data == {"live": False, "node": "n1"}
-        status = (await channel.call("status")).data
-        assert status["state"] == "failed"
-
-    _with_node(tmp_path, body)
-
-
 def test_the_bridge_ends_with_its_input_and_at_junk(tmp_path: Path, repository: Path) -> None:
     env = {**os.environ, "SUPERVISOR_HOME": str(tmp_path), "PYTHONPATH": str(repository)}
     for data in (b"", b"\0\0", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 100):
@@ -419,16 +380,6 @@ def test_the_bridge_ends_with_its_input_and_at_junk(tmp_path: Path, repository: 
         assert done.stdout == b"SUPERVISOR-AGENT 1\n"
         assert done.returncode == 0
         assert b"Traceback" not in done.stderr
-
-
-def test_started_by_hand_it_says_what_it_is(tmp_path: Path, repository: Path) -> None:
-    env = {**os.environ, "SUPERVISOR_HOME": str(tmp_path), "PYTHONPATH": str(repository)}
-    command = [sys.executable, "-m", "remote_agent", "connect"]
-    done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, env=env, capture_output=True, text=True, check=False, timeout=20
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "started by supervisor, over SSH" in done.stderr
 
 
 @pytest.mark.parametrize("version", ["3.9", "3.13"])

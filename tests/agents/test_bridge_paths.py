@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from remote_agent.base.files import atomic_write
-from remote_agent.base.paths import Home, _is_lock_of, agent_alive, lock_agent, unlock_agent
+from remote_agent.base.paths import Home, agent_alive, lock_agent, unlock_agent
 from remote_agent.base.proc import start_ticks
 from remote_agent.base.streams import open_unix, serve_unix
 from remote_agent.wire import Problem
@@ -115,11 +115,6 @@ def test_an_agent_whose_directory_was_removed_leaves_the_next_agent_its_socket(t
     unlock_agent(files, locks[1])
     assert not files.sock.exists()
     assert agent_alive(files) is None
-
-
-def test_the_lock_of_another_file_is_not_taken_for_ours() -> None:
-    line = "4: FLOCK  ADVISORY  WRITE 77 08:01:12345 0 EOF\n"
-    assert [_is_lock_of(line, f"08:01:{inode}") for inode in (12345, 1234, 345)] == [True, False, False]
 
 
 def test_looking_does_not_keep_an_agent_from_starting(tmp_path: Path) -> None:

@@ -320,16 +320,13 @@ def test_a_key_behind_a_passphrase_needs_an_agent(
     with_hosts(tmp_path, body)
 
 
-def test_who_does_not_wait_for_a_local_bridge_leaves_none() -> None:
-    async def run() -> None:
-        wire = LocalWire(await LocalWire.run(["sh", "-c", "echo begun; sleep 600; sleep 600"]))
-        assert await wire.reader.readline() == b"begun\n"
-        closing = asyncio.ensure_future(wire.close())
-        await asyncio.sleep(0)
-        closing.cancel()
-        await asyncio.gather(closing, return_exceptions=True)
-        assert await asyncio.wait_for(wire.wait_exit(), 60) == -signal.SIGKILL
-        # Its child holds the other end of this pipe.
-        assert await asyncio.wait_for(wire.reader.read(), 60) == b""
-
-    asyncio.run(run())
+async def test_who_does_not_wait_for_a_local_bridge_leaves_none() -> None:
+    wire = LocalWire(await LocalWire.run(["sh", "-c", "echo begun; sleep 600; sleep 600"]))
+    assert await wire.reader.readline() == b"begun\n"
+    closing = asyncio.ensure_future(wire.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.gather(closing, return_exceptions=True)
+    assert await asyncio.wait_for(wire.wait_exit(), 60) == -signal.SIGKILL
+    # Its child holds the other end of this pipe.
+    assert await asyncio.wait_for(wire.reader.read(), 60) == b""

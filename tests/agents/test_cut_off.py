@@ -21,38 +21,36 @@ from remote_agent.wire import CallFailed, Problem
 from supervisor.cli import main
 from supervisor.errors import RequestFailed
 from supervisor.session import Session
+from tests.agents.engine_process import await_death
 from tests.agents.test_agent_parts import agents, coordinate, record
 from tests.agents.test_session import ALL, collect, has, planned, until
 from tests.agents.test_session_hosts import WAIT_S, Hosts, hosts
 
 
-def test_only_an_agent_that_is_alone_believes_that_its_job_is_over_elsewhere(tmp_path: Path) -> None:
-    async def check() -> None:
-        async with agents(tmp_path, "n1", "n2") as (one, two):
+async def test_only_an_agent_that_is_alone_believes_that_its_job_is_over_elsewhere(tmp_path: Path) -> None:
+    async with agents(tmp_path, "n1", "n2") as (one, two):
 
-            async def tell(agent: Agent, term: int, seq: int) -> str:
-                try:
-                    await AgentRequests(agent.context, agent.member).over({"term": term, "seq": seq})
-                except Problem as problem:
-                    return problem.kind
-                return ""
+        async def tell(agent: Agent, term: int, seq: int) -> str:
+            try:
+                await AgentRequests(agent.context, agent.member).over({"term": term, "seq": seq})
+            except Problem as problem:
+                return problem.kind
+            return ""
 
-            one.context.ballot.follow(1, "n3")
-            one.context.journal.take([record(1), record(2)])
-            assert await tell(one, 2, 9) == "running", "its lease holds"
-            view = one.context.ballot.view
-            one.context.ballot.view = dataclasses.replace(view, contact=view.contact - view.node_timeout)
-            assert [await tell(one, *end) for end in ((0, 9), (1, 2))] == ["stale", "stale"]
-            assert await tell(one, 1, 3) == ""
-            assert one.life.finished.is_set()
-            assert await tell(one, 1, 3) == "running", "who reads the end from it is not hurried"
-            # A coordinator has no lease; it counts as alone while it waits for its group.
-            coordinator = coordinate(two)
-            for since, kind in ((None, "running"), (clocks.now(), "")):
-                coordinator.state = dataclasses.replace(coordinator.state, phase=s.FORMING, alone_since=since)
-                assert await tell(two, 2, 99) == kind
-
-    asyncio.run(check())
+        one.context.ballot.follow(1, "n3")
+        one.context.journal.take([record(1), record(2)])
+        assert await tell(one, 2, 9) == "running", "its lease holds"
+        view = one.context.ballot.view
+        one.context.ballot.view = dataclasses.replace(view, contact=view.contact - view.node_timeout)
+        assert [await tell(one, *end) for end in ((0, 9), (1, 2))] == ["stale", "stale"]
+        assert await tell(one, 1, 3) == ""
+        assert one.life.finished.is_set()
+        assert await tell(one, 1, 3) == "running", "who reads the end from it is not hurried"
+        # A coordinator has no lease; it counts as alone while it waits for its group.
+        coordinator = coordinate(two)
+        for since, kind in ((None, "running"), (clocks.now(), "")):
+            coordinator.state = dataclasses.replace(coordinator.state, phase=s.FORMING, alone_since=since)
+            assert await tell(two, 2, 99) == kind
 
 
 async def let_it_be_alone(session: Session, node: str) -> None:
@@ -94,10 +92,12 @@ def test_an_agent_that_was_cut_off_as_the_job_ended_does_not_change_the_end_and_
         os.kill(agent, signal.SIGSTOP)
         (tmp_path / "over").touch()
         try:
-            async with Session(made.inventory(), "job-t", follow=True) as watch:
-                await until(watch, lambda: watch.ended)
-            while "n1/job-t" in made.agents():
+            events = made.home("n1") / "jobs/job-t/events.jsonl"
+            while '"job_succeeded"' not in events.read_text():
                 await asyncio.sleep(0.1)
+            other = made.agents()["n1/job-t"]
+            os.kill(other, signal.SIGKILL)
+            await asyncio.to_thread(await_death, other)
         finally:
             os.kill(agent, signal.SIGCONT)
         async with Session(made.inventory(), "job-t", follow=True) as later:

@@ -7,7 +7,6 @@ import gc
 import os
 import shlex
 import signal
-import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -17,9 +16,9 @@ import asyncssh
 import pytest
 
 from supervisor.cli.demo import DemoHosts, demo_hosts
-from tests.cluster.loopback import LoopbackHosts
+from tests.examples import nightly
 
-pytestmark = pytest.mark.usefixtures("ssh_home")
+pytestmark = [nightly, pytest.mark.usefixtures("ssh_home")]
 
 
 def _with_hosts(root: Path, body: Callable[[DemoHosts], Awaitable[None]], count: int = 2) -> None:
@@ -43,18 +42,6 @@ def _connect(hosts: DemoHosts, number: int) -> AbstractAsyncContextManager[async
     )
 
 
-def test_homes_differ_and_the_environment_is_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SECRET_OF_THE_OPERATOR", "x")
-
-    async def body(hosts: DemoHosts) -> None:
-        for number, host in enumerate(hosts.hosts):
-            async with _connect(hosts, number) as connection:
-                done = await connection.run('echo "$HOME"; pwd; echo ~; echo "$SECRET_OF_THE_OPERATOR"')
-                assert done.stdout == f"{host.home}\n" * 3 + "\n"
-
-    _with_hosts(tmp_path, body)
-
-
 def test_bytes_pass_unchanged_and_status_comes_back(tmp_path: Path) -> None:
     payload = bytes(range(256)) * 8000
 
@@ -67,24 +54,6 @@ def test_bytes_pass_unchanged_and_status_comes_back(tmp_path: Path) -> None:
             killed = await connection.run("kill -9 $$")
             assert killed.exit_signal is not None
             assert killed.exit_signal[0] == "KILL"
-
-    _with_hosts(tmp_path, body)
-
-
-def test_the_system_client_gets_in(tmp_path: Path) -> None:
-    async def body(hosts: DemoHosts) -> None:
-        host = hosts.hosts[1]
-        options = [f"UserKnownHostsFile={hosts.known_hosts}", "BatchMode=yes", "StrictHostKeyChecking=yes"]
-        process = await asyncio.create_subprocess_exec(
-            *("ssh", "-F", "none", "-i", str(hosts.identity_file), "-p", str(host.port)),
-            *[word for option in options for word in ("-o", option)],
-            *(host.address, "pwd"),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        out, err = await process.communicate()
-        assert (out.decode(), process.returncode) == (f"{host.home}\n", 0), err
 
     _with_hosts(tmp_path, body)
 
@@ -161,26 +130,3 @@ def test_what_does_not_end_is_killed_and_named(tmp_path: Path) -> None:
         assert hosts.processes() == {}
 
     _with_hosts(tmp_path, body)
-
-
-def test_the_inventory_is_toml_of_the_contract(tmp_path: Path) -> None:
-    async def body(hosts: DemoHosts) -> None:
-        path = hosts.inventory(tmp_path / "hosts.toml", "/usr/bin/python3", {"workdir": ".", "env": {"A": "b"}})
-        text = path.read_text()
-        assert text.count("[[hosts]]") == 3
-        assert 'env = { A = "b" }' in text
-        assert 'ssh = "127.0.0.4"' in text
-
-    _with_hosts(tmp_path, body, count=3)
-
-
-def test_loopback_hosts_stand_in_for_a_cluster(tmp_path: Path) -> None:
-    with LoopbackHosts(2) as cluster:
-        done = cluster.ssh(1, "echo ~; setsid sleep 603 </dev/null >/dev/null 2>&1 &")
-        assert done.stdout == f"{cluster.hosts[1].home}\n"
-        path = cluster.inventory(tmp_path / "hosts.toml", nproc_per_node=1)
-        assert f"port = {cluster.hosts[1].port}" in path.read_text()
-        assert any("sleep 603" in line for line in cluster.processes().values())
-        served, directory = cluster.served, cluster.directory
-    assert served.processes() == {}
-    assert not directory.exists()

@@ -177,44 +177,38 @@ class Desk:
         return [(one["detail"]["of"], one["detail"]["reason"]) for one in self.journal if one["type"] == "hook_failed"]
 
 
-def test_a_hook_that_hangs_has_its_time_after_the_end_and_no_more(tmp_path: Path) -> None:
-    async def check() -> None:
-        desk = Desk(tmp_path, Hook(("failure", "end"), command="echo $$ >> pids; sleep 1000", timeout=0.3, retries=20))
-        desk.hooks.start([])
-        desk.record("incident", summary="it failed")
-        desk.record("job_failed", reason="it failed")
-        begun = time.monotonic()
-        await desk.hooks.finish()
-        assert time.monotonic() - begun < 60.0
-        left = "the job ended before it was delivered"
-        assert desk.failed == [(1, f"hook 1 (failure): {left}"), (2, f"hook 1 (end): {left}")]
-        assert not [pid for pid in (tmp_path / "pids").read_text().split() if alive(int(pid))]
-
-    asyncio.run(check())
+async def test_a_hook_that_hangs_has_its_time_after_the_end_and_no_more(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, Hook(("failure", "end"), command="echo $$ >> pids; sleep 1000", timeout=0.3, retries=20))
+    desk.hooks.start([])
+    desk.record("incident", summary="it failed")
+    desk.record("job_failed", reason="it failed")
+    begun = time.monotonic()
+    await desk.hooks.finish()
+    assert time.monotonic() - begun < 60.0
+    left = "the job ended before it was delivered"
+    assert desk.failed == [(1, f"hook 1 (failure): {left}"), (2, f"hook 1 (end): {left}")]
+    assert not [pid for pid in (tmp_path / "pids").read_text().split() if alive(int(pid))]
 
 
-def test_a_report_that_the_journal_has_is_not_sent_again(tmp_path: Path) -> None:
-    async def check() -> None:
-        hook = Hook(("failure", "hang", "recovery"), command=WRITE)
-        desk = Desk(tmp_path, hook)
-        desk.record("incident", summary="a hang", ongoing=True)
-        desk.record("hang_over", reason="it goes on")
-        desk.record("hook_delivered", hook=1, event="hang", of=1)
-        desk.record("generation_running", world_size=4)
-        desk.record("incident", summary="rank 1 lost its connections", preliminary=True)
-        desk.record("incident", summary="rank 0 failed")
-        new = Desk(tmp_path, hook)
-        new.journal = desk.journal
-        new.hooks.start(new.journal)
-        await new.hooks.finish()
-        assert [(one["event"], one["summary"]) for one in lines(tmp_path / "heard")] == [
-            ("recovery", "it goes on"),
-            ("failure", "rank 0 failed"),
-        ]
-        assert new.failed == []
-        await new.hooks.close()
-
-    asyncio.run(check())
+async def test_a_report_that_the_journal_has_is_not_sent_again(tmp_path: Path) -> None:
+    hook = Hook(("failure", "hang", "recovery"), command=WRITE)
+    desk = Desk(tmp_path, hook)
+    desk.record("incident", summary="a hang", ongoing=True)
+    desk.record("hang_over", reason="it goes on")
+    desk.record("hook_delivered", hook=1, event="hang", of=1)
+    desk.record("generation_running", world_size=4)
+    desk.record("incident", summary="rank 1 lost its connections", preliminary=True)
+    desk.record("incident", summary="rank 0 failed")
+    new = Desk(tmp_path, hook)
+    new.journal = desk.journal
+    new.hooks.start(new.journal)
+    await new.hooks.finish()
+    assert [(one["event"], one["summary"]) for one in lines(tmp_path / "heard")] == [
+        ("recovery", "it goes on"),
+        ("failure", "rank 0 failed"),
+    ]
+    assert new.failed == []
+    await new.hooks.close()
 
 
 def test_a_failed_hook_says_why_and_not_where(tmp_path: Path) -> None:
@@ -242,14 +236,11 @@ def test_a_failed_hook_says_why_and_not_where(tmp_path: Path) -> None:
         asyncio.run(check(server, silent))
 
 
-def test_a_queue_is_bounded(tmp_path: Path) -> None:
-    async def check() -> None:
-        desk = Desk(tmp_path, Hook(("failure",), command="exit 0"))
-        for _ in range(LONGEST_QUEUE + 1):
-            desk.record("incident", summary="again")
-        assert desk.failed == [(LONGEST_QUEUE + 1, "hook 1 (failure): 64 events are already waiting for this hook")]
-
-    asyncio.run(check())
+async def test_a_queue_is_bounded(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, Hook(("failure",), command="exit 0"))
+    for _ in range(LONGEST_QUEUE + 1):
+        desk.record("incident", summary="again")
+    assert desk.failed == [(LONGEST_QUEUE + 1, "hook 1 (failure): 64 events are already waiting for this hook")]
 
 
 def test_the_metrics_of_what_is_used() -> None:

@@ -80,7 +80,6 @@ class Edits(Nodes):
             await node.close()
 
 
-@pytest.mark.usefixtures("stub_torch")
 def test_the_next_job_of_the_tree_is_warm_and_runs_the_edited_script(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,8 +119,7 @@ def test_the_next_job_of_the_tree_is_warm_and_runs_the_edited_script(
     asyncio.run(asyncio.wait_for(run(), 3 * WAIT_S))
 
 
-@pytest.mark.usefixtures("stub_torch")
-def test_what_is_kept_ends_with_its_owner_and_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_kept_ends_with_its_owner_and_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSH_CONNECTION", "")
 
     async def run(how: str) -> None:
@@ -143,10 +141,7 @@ def test_what_is_kept_ends_with_its_owner_and_its_time(tmp_path: Path, monkeypat
         finally:
             await jobs.end()
 
-    async def all_ways() -> None:
-        await asyncio.gather(*(run(how) for how in ("time", *END_BY)))
-
-    asyncio.run(asyncio.wait_for(all_ways(), 3 * WAIT_S))
+    await asyncio.gather(*(run(how) for how in ("time", *END_BY)))
 
 
 END_BY = {"killed": signal.SIGKILL, "terminated": signal.SIGTERM, "engine": signal.SIGKILL}

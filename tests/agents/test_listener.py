@@ -200,7 +200,7 @@ def test_no_descriptor_for_a_connection_is_no_busy_loop(
     ],
 )
 def test_only_a_job_of_this_machine_listens_on_the_loopback_alone(addresses: list[str], host: str) -> None:
-    assert listening._loopback(addresses) == host
+    assert listening.loopback(addresses) == host
     with bind(host, 0) as sock:
         assert sock.getsockname()[0] == (host or "::")
 

@@ -76,7 +76,7 @@ def test_another_node_of_the_job_is_not_the_one_we_mean(tmp_path: Path) -> None:
         asyncio.run(exchange(server, client, "n3"))
 
 
-def test_a_threads_own_connection_leads_to_that_node_of_that_job_or_nowhere(tmp_path: Path) -> None:
+async def test_a_threads_own_connection_leads_to_that_node_of_that_job_or_nowhere(tmp_path: Path) -> None:
     authority = make_authority("job")
     server = files_for(tmp_path / "a", "n2", authority)
     own = files_for(tmp_path / "b", "n1", authority)
@@ -85,24 +85,21 @@ def test_a_threads_own_connection_leads_to_that_node_of_that_job_or_nowhere(tmp_
     async def accepted(peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await Channel(reader, writer, who).run()
 
-    async def check() -> None:
-        listener = listen(server, 0, accepted, lambda: 2)
-        where = {"address": "127.0.0.1", "port": listener.port}
+    listener = listen(server, 0, accepted, lambda: 2)
+    where = {"address": "127.0.0.1", "port": listener.port}
 
-        def reach(files: JobFiles, name: str) -> None:
-            known = peers.Peers(files, "n1", "", Tasks())
-            known.members.update({"n2": where, "n3": where})
-            known.open(name, 5.0).close()
+    def reach(files: JobFiles, name: str) -> None:
+        known = peers.Peers(files, "n1", "", Tasks())
+        known.members.update({"n2": where, "n3": where})
+        known.open(name, 5.0).close()
 
-        try:
-            await asyncio.to_thread(reach, own, "n2")
-            for files, name in ((own, "n3"), (foreign, "n2")):
-                with pytest.raises(peers.PeerUnreachable):
-                    await asyncio.to_thread(reach, files, name)
-        finally:
-            listener.close()
-
-    asyncio.run(check())
+    try:
+        await asyncio.to_thread(reach, own, "n2")
+        for files, name in ((own, "n3"), (foreign, "n2")):
+            with pytest.raises(peers.PeerUnreachable):
+                await asyncio.to_thread(reach, files, name)
+    finally:
+        listener.close()
 
 
 def test_another_job_is_refused(tmp_path: Path) -> None:
@@ -112,42 +109,36 @@ def test_another_job_is_refused(tmp_path: Path) -> None:
         asyncio.run(exchange(server, client, "n2"))
 
 
-def test_without_a_certificate_nothing_is_answered(tmp_path: Path) -> None:
+async def test_without_a_certificate_nothing_is_answered(tmp_path: Path) -> None:
     files = files_for(tmp_path / "a", "n2", make_authority("job"))
 
-    async def check() -> None:
-        async def accepted(peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            raise AssertionError(f"{peer!r} was let in")
+    async def accepted(peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        raise AssertionError(f"{peer!r} was let in")
 
-        server = listen(files, 0, accepted, lambda: 2)
-        context = ssl.create_default_context(cafile=str(files.ca))
-        context.check_hostname = False
+    server = listen(files, 0, accepted, lambda: 2)
+    context = ssl.create_default_context(cafile=str(files.ca))
+    context.check_hostname = False
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=context)
         try:
-            reader, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=context)
-            try:
-                # TLS 1.3 lets the client finish first; the refusal comes with the first read.
-                assert await asyncio.wait_for(reader.read(), 60) == b""
-            except (ssl.SSLError, ConnectionError):
-                pass
-            writer.close()
-            await asyncio.wait_for(writer.wait_closed(), 60)
-        finally:
-            server.close()
-
-    asyncio.run(check())
-
-
-def test_a_dead_agent_is_distinguished_from_a_silent_one() -> None:
-    async def check() -> None:
-        server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        assert not await peers.is_dead("127.0.0.1", port)
+            # TLS 1.3 lets the client finish first; the refusal comes with the first read.
+            assert await asyncio.wait_for(reader.read(), 60) == b""
+        except (ssl.SSLError, ConnectionError):
+            pass
+        writer.close()
+        await asyncio.wait_for(writer.wait_closed(), 60)
+    finally:
         server.close()
-        await server.wait_closed()
-        with reserved_port(port):
-            assert await peers.is_dead("127.0.0.1", port)
 
-    asyncio.run(check())
+
+async def test_a_dead_agent_is_distinguished_from_a_silent_one() -> None:
+    server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    assert not await peers.is_dead("127.0.0.1", port)
+    server.close()
+    await server.wait_closed()
+    with reserved_port(port):
+        assert await peers.is_dead("127.0.0.1", port)
 
 
 def test_an_address_from_hearsay_is_dialled_and_proves_no_death(tmp_path: Path) -> None:

@@ -76,47 +76,41 @@ def test_a_key_that_is_not_let_in(tmp_path: Path, agent: AgentFile) -> None:
     with_hosts(tmp_path, body)
 
 
-def test_no_connection(tmp_path: Path, agent: AgentFile) -> None:
+async def test_no_connection(tmp_path: Path, agent: AgentFile) -> None:
     host = Host(name="n1", ssh="127.0.0.1", address="x", port=1)
 
-    async def body() -> None:
-        refused = await _failure(host, agent)
-        assert (refused.step, refused.reason) == ("connect", "connection refused: 127.0.0.1 port 1")
-        unresolved = await _failure(dataclasses.replace(host, ssh="no-such-host.invalid"), agent)
-        assert (unresolved.step, unresolved.reason) == ("resolve", "the name no-such-host.invalid does not resolve")
-        too_long = await _failure(dataclasses.replace(host, ssh="x" * 300), agent)
-        assert too_long.step == "resolve"
-        unroutable = await _failure(dataclasses.replace(host, ssh="255.255.255.255"), agent)
-        assert unroutable.step == "connect"
-
-    asyncio.run(body())
+    refused = await _failure(host, agent)
+    assert (refused.step, refused.reason) == ("connect", "connection refused: 127.0.0.1 port 1")
+    unresolved = await _failure(dataclasses.replace(host, ssh="no-such-host.invalid"), agent)
+    assert (unresolved.step, unresolved.reason) == ("resolve", "the name no-such-host.invalid does not resolve")
+    too_long = await _failure(dataclasses.replace(host, ssh="x" * 300), agent)
+    assert too_long.step == "resolve"
+    unroutable = await _failure(dataclasses.replace(host, ssh="255.255.255.255"), agent)
+    assert unroutable.step == "connect"
 
 
-def test_servers_that_are_silent_or_speak_something_else(agent: AgentFile) -> None:
-    async def body() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as silent:
-            host = Host(name="n1", ssh="127.0.0.1", address="x", port=silent.getsockname()[1])
-            error = await _failure(host, agent, 1.0)
-            assert error.reason == "timeout: no answer within 1 s"
-            assert error.step == "connect"
+async def test_servers_that_are_silent_or_speak_something_else(agent: AgentFile) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        host = Host(name="n1", ssh="127.0.0.1", address="x", port=silent.getsockname()[1])
+        error = await _failure(host, agent, 1.0)
+        assert error.reason == "timeout: no answer within 1 s"
+        assert error.step == "connect"
 
-        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 10_000)
-            with contextlib.suppress(ConnectionError):
-                await reader.read()
-            writer.close()
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 10_000)
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        writer.close()
 
-        async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.close()
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
 
-        for handler, reason in ((answer, "no SSH server at"), (hang_up, "closed the connection")):
-            server = await asyncio.start_server(handler, "127.0.0.1", 0)
-            async with server:
-                port = server.sockets[0].getsockname()[1]
-                error = await _failure(dataclasses.replace(host, port=port), agent)
-                assert reason in error.reason
-
-    asyncio.run(body())
+    for handler, reason in ((answer, "no SSH server at"), (hang_up, "closed the connection")):
+        server = await asyncio.start_server(handler, "127.0.0.1", 0)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            error = await _failure(dataclasses.replace(host, port=port), agent)
+            assert reason in error.reason
 
 
 def test_an_ssh_configuration_that_cannot_be_read(ssh_home: Path, agent: AgentFile) -> None:
@@ -182,12 +176,12 @@ def test_a_slow_prelude_is_waited_for_beyond_the_connection(
     tmp_path: Path, agent: AgentFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def body(served: Served) -> None:
-        host = dataclasses.replace(served.hosts[0], prelude="echo loading cuda >&2; sleep 12")
-        await (await connect(host, agent=agent, deadline_s=10)).close()
-        monkeypatch.setattr(boot, "BOOT_DEADLINE_S", 5.0)
+        host = dataclasses.replace(served.hosts[0], prelude="echo loading cuda >&2; sleep 5")
+        await (await connect(host, agent=agent, deadline_s=4)).close()
+        monkeypatch.setattr(boot, "BOOT_DEADLINE_S", 2.0)
         monkeypatch.setattr(boot, "PRELUDE_DEADLINE_S", 0.0)
         error = await _failure(host, agent)
-        assert (error.step, error.reason) == ("prelude", "timeout: no answer within 5 s; it printed: loading cuda")
+        assert (error.step, error.reason) == ("prelude", "timeout: no answer within 2 s; it printed: loading cuda")
 
     with_hosts(tmp_path, body)
 

@@ -216,32 +216,6 @@ def test_ranks_that_print_alike_are_folded_past_and_live(
         assert folded("--grep", "step", "--tail", "4") == STEPS[-2:]
 
 
-# One rank writes a line of 6 MB in pieces, the other one lines in the meantime.
-LONG = """
-import os, time
-for number in range(100):
-    if os.environ["RANK"] == "0":
-        print("x" * 60_000, end="" if number < 99 else "\\n", flush=True)
-    else:
-        print("line", number, flush=True)
-    time.sleep(0.01)
-"""
-
-
-def test_a_line_of_any_length_comes_in_one_piece(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with hosts(tmp_path, 1) as made:
-        (made.work / "long.py").write_text(LONG)
-        cli = Cli(made, monkeypatch, capfd)
-        cli.inventory = made.inventory(n1={"nproc_per_node": "2"})
-        live = cli("up", "h.toml", "--headless", "--job", "job-t", "long.py").lines
-        later = cli("logs", "h.toml", "-f", "--rank", "0").lines
-    whole = ["n1:0| " + "x" * 6_000_000]
-    assert [line for line in live if line.startswith("n1:0| ")] == later == whole
-    assert [line for line in live if line not in whole] == [f"n1:1| line {number}" for number in range(100)]
-
-
 def test_lines_dropped_by_a_bound_are_reported_to_readers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

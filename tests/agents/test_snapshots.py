@@ -92,63 +92,62 @@ async def until(look: Callable[[], Awaitable[bool]]) -> None:
         await asyncio.sleep(0.05)
 
 
-def test_a_group_resumes_from_the_last_complete_snapshot_after_the_node_that_saved_it_is_gone(tmp_path: Path) -> None:
-    async def check() -> None:
-        nodes = OwnDisks(tmp_path, 3, SAVER, snapshots=("snapshot.pt",))
-        async with nodes:
-            await nodes.launch()
-            pids = (await nodes.until("generation_running"))["detail"]["pids"]
-            (nodes.tree("n2") / "save").touch()
-            kept = await nodes.copies(2)
-            # It is written after the snapshot.
-            await until_true(lambda: bool(text_of(nodes.tree("n2") / "saved")))
-            step = int(text_of(nodes.tree("n2") / "saved"))
-            assert (kept["path"], kept["nodes"]) == ("snapshot.pt", ["n2", "n3"])
-            # It is what its rank had printed by then, as far as the agent had read that.
-            assert abs(kept["step"] - step) < 1000
+async def test_a_group_resumes_from_the_last_complete_snapshot_when_its_saver_is_gone(
+    tmp_path: Path,
+) -> None:
+    nodes = OwnDisks(tmp_path, 3, SAVER, snapshots=("snapshot.pt",))
+    async with nodes:
+        await nodes.launch()
+        pids = (await nodes.until("generation_running"))["detail"]["pids"]
+        (nodes.tree("n2") / "save").touch()
+        kept = await nodes.copies(2)
+        # It is written after the snapshot.
+        await until_true(lambda: bool(text_of(nodes.tree("n2") / "saved")))
+        step = int(text_of(nodes.tree("n2") / "saved"))
+        assert (kept["path"], kept["nodes"]) == ("snapshot.pt", ["n2", "n3"])
+        # It is what its rank had printed by then, as far as the agent had read that.
+        assert abs(kept["step"] - step) < 1000
 
-            # Its own copy replaces one that was torn.
-            (nodes.tree("n2") / "tear").touch()
-            running = await nodes.until("generation_running", generation=1)
-            pids = running["detail"]["pids"]
-            chosen = (await nodes.until("snapshots_chosen", generation=1))["detail"]
-            assert chosen["placed"]["n1"]["placed"] == {kept["id"]: "n2"}
-            assert chosen["placed"]["n2"]["placed"] == {kept["id"]: None}
-            assert await resumed(nodes, 1) == {"n1": step, "n2": step}
+        # Its own copy replaces one that was torn.
+        (nodes.tree("n2") / "tear").touch()
+        running = await nodes.until("generation_running", generation=1)
+        pids = running["detail"]["pids"]
+        chosen = (await nodes.until("snapshots_chosen", generation=1))["detail"]
+        assert chosen["placed"]["n1"]["placed"] == {kept["id"]: "n2"}
+        assert chosen["placed"]["n2"]["placed"] == {kept["id"]: None}
+        assert await resumed(nodes, 1) == {"n1": step, "n2": step}
 
-            # What its ranks say is on another node by now: the other member, if that answers in time.
-            note = "the last output of n2 in generation 1 is kept here"
-            logs = {name: nodes.journal(name).parent / "agent.log" for name in ("n1", "n3")}
-            await until_true(lambda: any(note in path.read_text() for path in logs.values()))
-            keepers = [name for name, path in logs.items() if note in path.read_text()]
-            agent = next(one["agent_pid"] for one in (await nodes.call("n1", "status"))["nodes"] if one["name"] == "n2")
-            engine = int(stat_fields(pids["1"])[1])
-            os.kill(agent, signal.SIGKILL)
-            await nodes.nodes["n2"].close()
-            await until_ended(pids["1"])
-            # It removes what is its own before it ends.
-            await until_ended(engine)
-            shutil.rmtree(nodes.nodes["n2"].home)
-            await nodes.until("generation_running", generation=2)
-            chosen = (await nodes.until("snapshots_chosen", generation=2))["detail"]
-            assert chosen["placed"]["n3"]["placed"] == {kept["id"]: None}
-            assert await resumed(nodes, 2) == {"n1": step, "n3": step}
+        # What its ranks say is on another node by now: the other member, if that answers in time.
+        note = "the last output of n2 in generation 1 is kept here"
+        logs = {name: nodes.journal(name).parent / "agent.log" for name in ("n1", "n3")}
+        await until_true(lambda: any(note in path.read_text() for path in logs.values()))
+        keepers = [name for name, path in logs.items() if note in path.read_text()]
+        agent = next(one["agent_pid"] for one in (await nodes.call("n1", "status"))["nodes"] if one["name"] == "n2")
+        engine = int(stat_fields(pids["1"])[1])
+        os.kill(agent, signal.SIGKILL)
+        await nodes.nodes["n2"].close()
+        await until_ended(pids["1"])
+        # It removes what is its own before it ends.
+        await until_ended(engine)
+        shutil.rmtree(nodes.nodes["n2"].home)
+        await nodes.until("generation_running", generation=2)
+        chosen = (await nodes.until("snapshots_chosen", generation=2))["detail"]
+        assert chosen["placed"]["n3"]["placed"] == {kept["id"]: None}
+        assert await resumed(nodes, 2) == {"n1": step, "n3": step}
 
-            said = await nodes.until("last_output")
-            keeper = said["detail"]["kept_by"]
-            assert (said["generation"], said["node"], keeper in keepers) == (1, "n2", True)
-            incident = (await nodes.call("n1", "incidents"))["incidents"][-1]
-            assert incident["category"] == "node_lost"
-            assert incident["evidence"][-1]["text"].startswith("last output on n2: step=")
-            place = {"generation": 1, "rank": 1, "stream": "stdout"}
-            channel = await nodes.nodes[keeper].opened(nodes.spec.job)
-            answer = await channel.call("log_read", {**place, "offset": 0, "length": 1_000})
-            assert answer.body.startswith(b"supervisor: rank 1 wrote this on n2, which was lost at ")
-            for name in ("n1", "n3"):
-                (nodes.tree(name) / "stop").touch()
-            await nodes.until("job_succeeded")
-
-    asyncio.run(check())
+        said = await nodes.until("last_output")
+        keeper = said["detail"]["kept_by"]
+        assert (said["generation"], said["node"], keeper in keepers) == (1, "n2", True)
+        incident = (await nodes.call("n1", "incidents"))["incidents"][-1]
+        assert incident["category"] == "node_lost"
+        assert incident["evidence"][-1]["text"].startswith("last output on n2: step=")
+        place = {"generation": 1, "rank": 1, "stream": "stdout"}
+        channel = await nodes.nodes[keeper].opened(nodes.spec.job)
+        answer = await channel.call("log_read", {**place, "offset": 0, "length": 1_000})
+        assert answer.body.startswith(b"supervisor: rank 1 wrote this on n2, which was lost at ")
+        for name in ("n1", "n3"):
+            (nodes.tree(name) / "stop").touch()
+        await nodes.until("job_succeeded")
 
 
 async def resumed(nodes: OwnDisks, generation: int) -> dict[str, int]:

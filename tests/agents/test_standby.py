@@ -6,15 +6,23 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from remote_agent.engine import boot_dir
 from remote_agent.engine.processes import end_all_marked
-from tests.agents.engine_process import DEADLINE_S, EngineProcess, alive, engine
+from tests.agents.engine_process import DEADLINE_S, PROGRAM, SCRIPTS, EngineProcess, alive, engine
+from tests.examples import nightly
+from tests.pythons import interpreters
+
+ACTS = SCRIPTS / "acts.py"
 
 # What a script can see of its process, before and after it imports installed packages.
 SCRIPT = """
@@ -24,7 +32,8 @@ import resource, signal, subprocess, atexit, gc, warnings
 before = {
     "argv": sys.argv, "path": sys.path[:], "hooks": len(sys.path_hooks),
     "main": sorted(vars(sys.modules["__main__"])), "flags": str(sys.flags), "options": sys._xoptions,
-    "orig_argv": sys.orig_argv[1:], "environ": list(os.environ.items()), "cwd": os.getcwd(), "umask": os.umask(0o22),
+    "orig_argv": getattr(sys, "orig_argv", sys.argv)[1:],
+    "environ": list(os.environ.items()), "cwd": os.getcwd(), "umask": os.umask(0o22),
     "child": sorted(subprocess.run(["env"], capture_output=True, text=True).stdout.splitlines()),
     "descriptors": sorted(os.listdir("/proc/self/fd"), key=int), "parent": os.getppid(),
     "leader": [os.getpgid(0) == os.getpid(), os.getsid(0) == os.getpid()], "tasks": len(os.listdir("/proc/self/task")),
@@ -121,7 +130,7 @@ class Node:
         await self.seen(0)
         before = len(self.engine.standby)
         await self.engine.call("standby", generation=self.generation)
-        await self.engine._until(lambda: len(self.engine.standby) > before and self.state() != "loading", "standby")
+        await self.engine.until(lambda: len(self.engine.standby) > before and self.state() != "loading", "standby")
         return self.engine.standby[-1]
 
     def state(self) -> str:
@@ -129,8 +138,8 @@ class Node:
 
 
 @contextlib.asynccontextmanager
-async def node(root: Path, script: str = SCRIPT) -> AsyncIterator[Node]:
-    async with engine(root) as process:
+async def node(root: Path, script: str = SCRIPT, python: str = sys.executable) -> AsyncIterator[Node]:
+    async with engine(root, program=(python, *PROGRAM[1:])) as process:
         one = Node(process, root)
         (one.installed / "early").mkdir(parents=True, exist_ok=True)
         for name, text in PACKAGE.items():
@@ -141,10 +150,17 @@ async def node(root: Path, script: str = SCRIPT) -> AsyncIterator[Node]:
         await one.stop()
 
 
-@pytest.mark.usefixtures("stub_torch")
-def test_a_forked_rank_sees_what_a_cold_one_sees(tmp_path: Path) -> None:
+OTHERS = [pytest.param(version, marks=nightly) for version in ("3.9", "3.10", "3.12")]
+
+
+@pytest.mark.parametrize("version", ["this", "3.13", *OTHERS])
+def test_a_forked_rank_sees_what_a_cold_one_sees(tmp_path: Path, version: str) -> None:
+    python = {"this": sys.executable, **interpreters()}.get(version)
+    if python is None:
+        pytest.skip(f"no Python {version} here")
+
     async def run() -> None:
-        async with node(tmp_path) as one:
+        async with node(tmp_path, python=python) as one:
             assert (await one.go())[0] == "nothing was loaded before"
             cold = [await one.seen(rank) for rank in (0, 1)]
             facts = await one.warm()
@@ -154,8 +170,8 @@ def test_a_forked_rank_sees_what_a_cold_one_sees(tmp_path: Path) -> None:
                 for rank, (before, after) in enumerate(cold):
                     warm_before, warm_after = await one.seen(rank)
                     # The collector need not copy what all ranks share.
-                    assert (before["frozen"], warm_before.pop("frozen")) == (False, True)
-                    assert _plain({**warm_before, "frozen": False}, one.generation) == _plain(before, 0)
+                    assert warm_before["frozen"]
+                    assert _plain({**warm_before, "frozen": before["frozen"]}, one.generation) == _plain(before, 0)
                     # What is loaded early is in sys.modules, and has not seen the variables that vary.
                     assert "early" in set(warm_after.pop("names")) - set(after["names"])
                     assert (warm_after.pop("seen"), after["seen"]) == (["PATH"], ["PATH", "RANK"])
@@ -166,11 +182,34 @@ def test_a_forked_rank_sees_what_a_cold_one_sees(tmp_path: Path) -> None:
             assert (await one.go(words=("/dev/null", "later", "--more")))[0] == ""
             seen = (await one.seen())[0]
             assert seen["argv"] == [str(one.script), "/dev/null", "later", "--more"]
-            assert seen["orig_argv"] == ["-u", str(one.script), "/dev/null", "later", "--more"]
+            if version != "3.9":  # it has no orig_argv
+                assert seen["orig_argv"] == ["-u", str(one.script), "/dev/null", "later", "--more"]
             # A process that ends by itself: what it registered while it was loaded is called, its status is its own.
             assert (await one.go(words=("/dev/null", "end")))[0] == ""
             assert (await one.engine.wait_exits(one.generation, 2))[1]["code"] == 0
             assert one.engine.text("stdout", one.generation, 1).endswith("the end\n")
+
+    asyncio.run(run())
+
+
+def test_a_forked_rank_ends_and_starts_processes_as_a_cold_one_does(tmp_path: Path) -> None:
+    acts = [act for act in re.findall(r'^    "(\w+)":', ACTS.read_text(), re.MULTILINE) if act != "waits"]
+
+    async def show(one: Node, why_cold: str | None, **changes: Any) -> Any:
+        found: dict[str, Any] = {}
+        for act in acts:
+            assert (await one.go(words=(act,), local_world_size=1, **changes))[0] == why_cold
+            (ended,) = await one.engine.wait_exits(one.generation)
+            error = ended["error"] or {}
+            texts = [one.engine.text(stream, one.generation) for stream in ("stdout", "stderr")]
+            found[act] = [ended["code"], ended["signal"], error.get("message"), error.get("callstack"), *texts]
+        return json.loads(re.sub(r"generation_\d+|\.run-\w+", "", json.dumps(found)))
+
+    async def run() -> None:
+        async with node(tmp_path, ACTS.read_text()) as one:
+            await one.go(words=("waits",), local_world_size=1)
+            await one.warm()
+            assert await show(one, "") == await show(one, None, standby="")
 
     asyncio.run(run())
 
@@ -187,7 +226,6 @@ def _plain(facts: dict[str, Any], generation: int) -> Any:
     return plain
 
 
-@pytest.mark.usefixtures("stub_torch")
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -198,55 +236,46 @@ def _plain(facts: dict[str, Any], generation: int) -> Any:
         ("variable", "OMP_NUM_THREADS has changed since the modules were loaded"),
     ],
 )
-def test_anything_odd_makes_a_cold_start(tmp_path: Path, change: str, why: str) -> None:
-    async def run() -> None:
-        async with node(tmp_path) as one:
-            await one.go()
-            pid = (await one.warm())["pid"]
-            changes: dict[str, Any] = {}
-            if change in ("killed", "stopped"):
-                os.kill(pid, signal.SIGKILL if change == "killed" else signal.SIGSTOP)
-            elif change == "installed":
-                (one.installed / "early" / "tool.py").write_text("def tool():\n    return 1\n")
-            elif change == "shadowed":
-                (one.tree / "early.py").write_text("from json import tool\nuses = 0\n")
-            else:
-                changes["env"] = {"PYTHONPATH": str(one.installed), "OMP_NUM_THREADS": "2"}
-            cold, answer = await one.go(**changes)
-            assert why in cold
-            # The module of the work tree is not the package: these ranks end by themselves.
-            assert change == "shadowed" or all(alive(rank["pid"]) for rank in answer["ranks"])
-            assert len(await one.engine.wait_mains(one.generation, 2)) == 2
-            if change != "shadowed":
-                assert not alive(pid)
-                # The next one is right again.
-                assert (await one.warm())["state"] == "ready"
-                assert (await one.go(**changes))[0] == ""
-
-    asyncio.run(run())
+async def test_anything_odd_makes_a_cold_start(tmp_path: Path, change: str, why: str) -> None:
+    async with node(tmp_path) as one:
+        await one.go()
+        pid = (await one.warm())["pid"]
+        changes: dict[str, Any] = {}
+        if change in ("killed", "stopped"):
+            os.kill(pid, signal.SIGKILL if change == "killed" else signal.SIGSTOP)
+        elif change == "installed":
+            (one.installed / "early" / "tool.py").write_text("def tool():\n    return 1\n")
+        elif change == "shadowed":
+            (one.tree / "early.py").write_text("from json import tool\nuses = 0\n")
+        else:
+            changes["env"] = {"PYTHONPATH": str(one.installed), "OMP_NUM_THREADS": "2"}
+        cold, answer = await one.go(**changes)
+        assert why in cold
+        # The module of the work tree is not the package: these ranks end by themselves.
+        assert change == "shadowed" or all(alive(rank["pid"]) for rank in answer["ranks"])
+        assert len(await one.engine.wait_mains(one.generation, 2)) == 2
+        if change != "shadowed":
+            assert not alive(pid)
+            # The next one is right again.
+            assert (await one.warm())["state"] == "ready"
+            assert (await one.go(**changes))[0] == ""
 
 
-@pytest.mark.usefixtures("stub_torch")
-def test_a_package_sees_the_variables_that_the_script_sets_before_it_imports_it(tmp_path: Path) -> None:
-    async def run() -> None:
-        sets = "import os\nos.environ['CACHE'] = '/scratch'\nos.environ.setdefault('MODE', 'offline')\nimport reads\n"
-        script = sets + SCRIPT.replace('"tool": str(tool)', '"read": reads.read, "tool": str(tool)')
-        async with node(tmp_path, script) as one:
-            (one.installed / "reads.py").write_text(
-                "import os\nread = [os.environ.get('CACHE'), os.environ.get('MODE')]\n"
-            )
-            await one.go()
-            _, cold = await one.seen()
-            await one.warm()
-            assert (await one.go())[0] == ""
-            _, warm = await one.seen()
-            assert warm["read"] == cold["read"] == ["/scratch", "offline"]
-            assert "early" in warm["names"]
-            one.script.write_text(script.replace("/scratch", "/other"))
-            assert (await one.go())[0] == "the script sets other variables than when its modules were loaded"
-            assert (await one.seen())[1]["read"] == ["/other", "offline"]
-
-    asyncio.run(run())
+async def test_a_package_sees_the_variables_that_the_script_sets_before_it_imports_it(tmp_path: Path) -> None:
+    sets = "import os\nos.environ['CACHE'] = '/scratch'\nos.environ.setdefault('MODE', 'offline')\nimport reads\n"
+    script = sets + SCRIPT.replace('"tool": str(tool)', '"read": reads.read, "tool": str(tool)')
+    async with node(tmp_path, script) as one:
+        (one.installed / "reads.py").write_text("import os\nread = [os.environ.get('CACHE'), os.environ.get('MODE')]\n")
+        await one.go()
+        _, cold = await one.seen()
+        await one.warm()
+        assert (await one.go())[0] == ""
+        _, warm = await one.seen()
+        assert warm["read"] == cold["read"] == ["/scratch", "offline"]
+        assert "early" in warm["names"]
+        one.script.write_text(script.replace("/scratch", "/other"))
+        assert (await one.go())[0] == "the script sets other variables than when its modules were loaded"
+        assert (await one.seen())[1]["read"] == ["/other", "offline"]
 
 
 # Loading it lasts as long as there is a file beside it.
@@ -258,30 +287,26 @@ while os.path.exists(__file__ + ".hold"):
 """
 
 
-@pytest.mark.usefixtures("stub_torch")
-def test_a_restart_does_not_wait_for_one_that_is_still_loading(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with node(tmp_path, "import lasts\n" + SCRIPT) as one:
-            module = one.installed / "lasts.py"
-            hold, begun = (module.with_name(f"lasts.py.{name}") for name in ("hold", "begun"))
-            module.write_text(LASTS)
-            await one.go()
-            await one.seen(0)
-            begun.unlink()
-            hold.touch()
-            await one.engine.call("standby", generation=0)
-            while not begun.exists():
-                await asyncio.sleep(0.01)
-            await one.engine._until(lambda: one.engine.standby, "standby")
-            pid = one.engine.standby[-1]["pid"]
-            assert (await one.go())[0] == "the waiting process was still loading modules"
-            assert len(await one.engine.wait_mains(one.generation, 2)) == 2
-            hold.unlink()
-            await one.engine._until(lambda: one.state() != "loading", "standby")
-            assert (one.state(), one.engine.standby[-1]["pid"]) == ("ready", pid)
-            assert (await one.go())[0] == ""
-
-    asyncio.run(run())
+async def test_a_restart_does_not_wait_for_one_that_is_still_loading(tmp_path: Path) -> None:
+    async with node(tmp_path, "import lasts\n" + SCRIPT) as one:
+        module = one.installed / "lasts.py"
+        hold, begun = (module.with_name(f"lasts.py.{name}") for name in ("hold", "begun"))
+        module.write_text(LASTS)
+        await one.go()
+        await one.seen(0)
+        begun.unlink()
+        hold.touch()
+        await one.engine.call("standby", generation=0)
+        while not begun.exists():
+            await asyncio.sleep(0.01)
+        await one.engine.until(lambda: one.engine.standby, "standby")
+        pid = one.engine.standby[-1]["pid"]
+        assert (await one.go())[0] == "the waiting process was still loading modules"
+        assert len(await one.engine.wait_mains(one.generation, 2)) == 2
+        hold.unlink()
+        await one.engine.until(lambda: one.state() != "loading", "standby")
+        assert (one.state(), one.engine.standby[-1]["pid"]) == ("ready", pid)
+        assert (await one.go())[0] == ""
 
 
 # It can do without, but then it would be another module.
@@ -294,7 +319,6 @@ except Exception:
 """
 
 
-@pytest.mark.usefixtures("stub_torch")
 @pytest.mark.parametrize(
     ("text", "why"),
     [
@@ -307,53 +331,85 @@ except Exception:
         ),
     ],
 )
-def test_a_package_that_cannot_be_loaded_early_is_left_out(tmp_path: Path, text: str, why: str) -> None:
+async def test_a_package_that_cannot_be_loaded_early_is_left_out(tmp_path: Path, text: str, why: str) -> None:
     """And so is what cannot be imported without it."""
-
-    async def run() -> None:
-        script = SCRIPT.replace("import early.uses, early\n", "import early.uses, early, needs, odd\n")
-        script = script.replace(
-            '"tool": str(tool)', '"needs": [needs.odd.__name__, needs.first.__name__], "tool": str(tool)'
-        )
-        async with node(tmp_path, script) as one:
-            (one.installed / "odd.py").write_text(f"import os\n{text}\n")
-            (one.installed / "needs").mkdir()
-            (one.installed / "needs" / "__init__.py").write_text(NEEDS)
-            (one.installed / "needs" / "first.py").write_text("")
-            await one.go()
-            facts = await one.warm()
-            assert (facts["state"], facts["left_out"]) == ("ready", [why, "needs needs odd"])
-            assert (await one.go())[0] == ""
-            _, after = await one.seen()
-            assert "early" in after["names"]
-            assert not {"odd", "needs", "needs.first"} & set(after["names"])
-            assert after["needs"] == ["odd", "needs.first"]
-
-    asyncio.run(run())
+    script = SCRIPT.replace("import early.uses, early\n", "import early.uses, early, needs, odd\n")
+    script = script.replace(
+        '"tool": str(tool)', '"needs": [needs.odd.__name__, needs.first.__name__], "tool": str(tool)'
+    )
+    async with node(tmp_path, script) as one:
+        (one.installed / "odd.py").write_text(f"import os\n{text}\n")
+        (one.installed / "needs").mkdir()
+        (one.installed / "needs" / "__init__.py").write_text(NEEDS)
+        (one.installed / "needs" / "first.py").write_text("")
+        await one.go()
+        facts = await one.warm()
+        assert (facts["state"], facts["left_out"]) == ("ready", [why, "needs needs odd"])
+        assert (await one.go())[0] == ""
+        _, after = await one.seen()
+        assert "early" in after["names"]
+        assert not {"odd", "needs", "needs.first"} & set(after["names"])
+        assert after["needs"] == ["odd", "needs.first"]
 
 
-@pytest.mark.usefixtures("stub_torch")
-def test_the_waiting_process_dies_with_its_engine(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with node(tmp_path) as one:
-            await one.go()
-            pid = (await one.warm())["pid"]
-            _, answer = await one.go()
-            pids = [pid, *(rank["pid"] for rank in answer["ranks"])]
-            assert all(alive(each) for each in pids)
-            one.engine.process.kill()
-            await one.engine.process.wait()
-            for _ in range(500):
-                if not any(alive(each) for each in pids):
-                    break
-                await asyncio.sleep(0.02)
-            assert not any(alive(each) for each in pids)
-            one.generation = -1
-
-    asyncio.run(run())
+async def test_the_waiting_process_dies_with_its_engine(tmp_path: Path) -> None:
+    async with node(tmp_path) as one:
+        await one.go()
+        pid = (await one.warm())["pid"]
+        _, answer = await one.go()
+        pids = [pid, *(rank["pid"] for rank in answer["ranks"])]
+        assert all(alive(each) for each in pids)
+        one.engine.process.kill()
+        await one.engine.process.wait()
+        for _ in range(500):
+            if not any(alive(each) for each in pids):
+                break
+            await asyncio.sleep(0.02)
+        assert not any(alive(each) for each in pids)
+        one.generation = -1
 
 
-@pytest.mark.usefixtures("stub_torch")
+# It adopts the ranks, so that it knows when they have ended.
+ENDED_AT_ONCE = """
+import ctypes, os, signal
+from remote_agent.engine.waiting import fork_ranks
+
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+
+class Engine:
+    descriptor = os.open(os.devnull, os.O_RDONLY)
+
+    def send(self, document):
+        for pid in document["pids"]:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+for _ in range(2):
+    assert fork_ranks([{}, {}], Engine()) is None
+print("waits")
+"""
+
+
+def test_ranks_that_are_ended_before_they_begin_leave_the_process_waiting() -> None:
+    """Another group may follow within milliseconds."""
+    done = subprocess.run(
+        [sys.executable, "-c", ENDED_AT_ONCE], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("waits\n", "", 0)
+
+
+def test_a_waiting_process_that_fails_never_runs_the_script(tmp_path: Path) -> None:
+    """Only a rank does: here the order is missing, as after any error that nobody has thought of."""
+    script = tmp_path / "train.py"
+    script.write_text("print('training')\n")
+    boot = boot_dir.waiting_directory(tmp_path)
+    env = dict(os.environ)
+    boot_dir.add_bootstrap(env, boot)
+    command = [sys.executable, "-X", "supervisor=job", "-u", str(script)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.returncode) == ("", 1)
+
+
 @pytest.mark.parametrize("length", [10, 5000])
 def test_what_a_forked_rank_has_started_is_known_without_its_engine(tmp_path: Path, length: int) -> None:
     """The next agent finds it by a variable in /proc, also where a rank's own variables have no room there."""

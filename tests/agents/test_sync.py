@@ -82,21 +82,6 @@ def test_the_copy_is_equal_and_only_changes_travel(work: Path, agent: AgentFile)
     _with_link(agent, body)
 
 
-def test_many_small_files_share_frames(work: Path, agent: AgentFile) -> None:
-    for number in range(3000):
-        (work / f"f{number}").write_text(f"{number} " * 20)
-
-    async def body(link: NodeLink) -> None:
-        said: list[str] = []
-        result = await push_tree(link, scan(work), said.append)
-        assert result.sent_files == 3000
-        # Sources are compressed on the way.
-        assert result.sent_bytes < 0.5 * scan(work).size
-        assert sum(" of " in text for text in said) == 1
-
-    _with_link(agent, body)
-
-
 def test_a_file_that_changed_since_the_scan_stops_the_sync(work: Path, agent: AgentFile) -> None:
     (work / "a").write_text("one")
     tree = scan(work)

@@ -17,6 +17,7 @@ from tests.cluster import Cluster
 from tests.cluster.fixtures import hosts_of
 from tests.cluster.job import WAIT_S, Job
 from tests.cluster.scripts import BYTES, STEPS, TRAIN
+from tests.examples import nightly
 
 hosts = hosts_of(4, scope="function", stub_torch=True)
 trio = hosts_of(3, scope="function", stub_torch=True)
@@ -213,6 +214,7 @@ def a_node_that_is_cut_off_stops_its_worker_and_returns(
     return was_there
 
 
+@nightly  # what `promote` does for one of two hosts is in test_succession.py
 def test_half_a_group_goes_on_when_the_operator_removes_the_dead_half(pair: Cluster, tmp_path: Path) -> None:
     with Job(pair, tmp_path / "work", STEPS, **{**ONE_EACH, "min_nodes": 1}).start("--detach") as job:
         assert job.wait() == 0, job.errors()

@@ -131,6 +131,6 @@ def test_a_terminal_that_is_gone_keeps_nothing_alive(temporary: Path, monkeypatc
     os.close(master)
     with hosts_in_thread(1, temporary) as made, monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", gone)
-        demo._end_job(made, temporary / "hosts.toml")
+        demo.end_job(made, temporary / "hosts.toml")
     with pytest.raises(OSError, match="Input/output error"):
         gone.close()

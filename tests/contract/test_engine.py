@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import os
 import signal
@@ -17,9 +16,8 @@ from typing import Any
 import pytest
 
 from remote_agent.base.files import read_text
-from remote_agent.engine.store_process import import_torch
 from remote_agent.wire import CallFailed
-from tests.agents.engine_process import DEADLINE_S, PY_SPY, SCRIPTS, SharedEngine, alive, engine, speak
+from tests.agents.engine_process import DEADLINE_S, PY_SPY, SCRIPTS, SharedEngine, alive, children_of, engine, speak
 from tests.fast.test_ports import neighbours
 
 # The kernel's clock for the times of files ticks at least this often.
@@ -68,21 +66,6 @@ def test_a_torch_that_does_not_import_is_one_clear_message(tmp_path: Path) -> No
     asyncio.run(run())
 
 
-def test_nothing_is_collected_while_torch_comes_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    collects: list[bool] = []
-
-    def no_torch(_name: str) -> None:
-        collects.append(gc.isenabled())
-        raise ImportError
-
-    monkeypatch.setattr("importlib.import_module", no_torch)
-    with pytest.raises(ImportError):
-        import_torch()
-    frozen = gc.get_freeze_count()
-    gc.unfreeze()
-    assert (collects, gc.isenabled(), frozen > 0) == ([False], True, True)
-
-
 def test_each_generation_has_a_store_of_its_own(shared: SharedEngine) -> None:
     first, second = shared.generation(), shared.generation()
     prepare = [shared.engine.call("prepare", generation=one, host="127.0.0.1") for one in (first, second)]
@@ -114,21 +97,18 @@ def test_ranks_may_meet_before_torch_is_imported_and_the_engine_never_imports_it
     asyncio.run(run())
 
 
-def test_a_store_whose_process_dies_is_reported(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with engine(tmp_path) as one:
-            port = (await one.call("prepare", generation=3, host="127.0.0.1"))["port"]
-            os.kill(await store_of(one.process.pid), signal.SIGKILL)
-            assert await one.wait_failed() == {
-                "generation": 3, "message": "the process that serves the store has died",
-            }  # fmt: skip
-            with pytest.raises(ConnectionRefusedError):
-                socket.create_connection(("127.0.0.1", port), 5)
-            # The next group has one again.
-            port = (await one.call("prepare", generation=4, host="127.0.0.1"))["port"]
-            socket.create_connection(("127.0.0.1", port), 5).close()
-
-    asyncio.run(run())
+async def test_a_store_whose_process_dies_is_reported(tmp_path: Path) -> None:
+    async with engine(tmp_path) as one:
+        port = (await one.call("prepare", generation=3, host="127.0.0.1"))["port"]
+        os.kill(await store_of(one.process.pid), signal.SIGKILL)
+        assert await one.wait_failed() == {
+            "generation": 3, "message": "the process that serves the store has died",
+        }  # fmt: skip
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), 5)
+        # The next group has one again.
+        port = (await one.call("prepare", generation=4, host="127.0.0.1"))["port"]
+        socket.create_connection(("127.0.0.1", port), 5).close()
 
 
 async def store_of(engine: int) -> int:
@@ -143,9 +123,7 @@ async def store_of(engine: int) -> int:
 
 def stores_of(engine: int) -> list[int]:
     """Return the pids of the processes that serve an engine's stores."""
-    tasks = Path(f"/proc/{engine}/task").glob("*/children")
-    pids = [int(pid) for path in tasks for pid in path.read_text().split()]
-    return [pid for pid in pids if "\0store\0" in read_text(f"/proc/{pid}/cmdline")]
+    return [pid for pid in children_of(engine) if "\0store\0" in read_text(f"/proc/{pid}/cmdline")]
 
 
 def test_a_store_on_an_address_that_is_not_ours(shared: SharedEngine) -> None:
@@ -164,27 +142,24 @@ def test_a_store_listens_in_the_range_that_the_job_names(shared: SharedEngine) -
         assert shared.do(shared.engine.call("prepare", generation=shared.generation(), **args))["port"] == high
 
 
-def test_two_nodes_reduce_over_the_store_of_the_first(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with engine(tmp_path / "n1") as one, engine(tmp_path / "n2") as two:
-            port = (await one.call("prepare", generation=1, host="127.0.0.1"))["port"]
-            common = {"world_size": 2, "group_world_size": 2, "master_port": port, "restart_count": 1, "generation": 1}
-            start_ns = time.time_ns()
-            answers = await asyncio.gather(
-                one.go(SCRIPTS / "collective.py", base_rank=0, **common),
-                two.go(SCRIPTS / "collective.py", base_rank=1, group_rank=1, **common),
-            )
-            mains = await one.wait_mains(1) + await two.wait_mains(1, base=1)
-            print(f"go -> all main(): {(max(mains) - start_ns) / 1e6:.1f} ms")
-            exits = await one.wait_exits(1) + await two.wait_exits(1, base=1)
-            assert [(end["rank"], end["code"], end["error"]) for end in exits] == [(0, 0, None), (1, 0, None)]
-            assert [answer["ranks"][0]["pid"] for answer in answers] == [end["pid"] for end in exits]
-            for engine_, rank in ((one, 0), (two, 1)):
-                assert engine_.text("stdout", 1, rank) == "sum [8.0, 8.0] 2 1\n"
-                # The worker server says nothing.
-                assert "WorkerServer" not in engine_.text("stderr", 1, rank)
-
-    asyncio.run(run())
+async def test_two_nodes_reduce_over_the_store_of_the_first(tmp_path: Path) -> None:
+    async with engine(tmp_path / "n1") as one, engine(tmp_path / "n2") as two:
+        port = (await one.call("prepare", generation=1, host="127.0.0.1"))["port"]
+        common = {"world_size": 2, "group_world_size": 2, "master_port": port, "restart_count": 1, "generation": 1}
+        start_ns = time.time_ns()
+        answers = await asyncio.gather(
+            one.go(SCRIPTS / "collective.py", base_rank=0, **common),
+            two.go(SCRIPTS / "collective.py", base_rank=1, group_rank=1, **common),
+        )
+        mains = await one.wait_mains(1) + await two.wait_mains(1, base=1)
+        print(f"go -> all main(): {(max(mains) - start_ns) / 1e6:.1f} ms")
+        exits = await one.wait_exits(1) + await two.wait_exits(1, base=1)
+        assert [(end["rank"], end["code"], end["error"]) for end in exits] == [(0, 0, None), (1, 0, None)]
+        assert [answer["ranks"][0]["pid"] for answer in answers] == [end["pid"] for end in exits]
+        for engine_, rank in ((one, 0), (two, 1)):
+            assert engine_.text("stdout", 1, rank) == "sum [8.0, 8.0] 2 1\n"
+            # The worker server says nothing.
+            assert "WorkerServer" not in engine_.text("stderr", 1, rank)
 
 
 def test_stacks_and_flight_records_of_live_ranks(shared: SharedEngine) -> None:
@@ -441,23 +416,3 @@ def test_ps_names_the_job_and_the_script(shared: SharedEngine) -> None:
 
     words = shared.do(run()).decode().split("\0")
     assert words == [sys.executable, "-X", "supervisor=run", "-u", name, ""]
-
-
-def test_restart_latency_of_light_workers(shared: SharedEngine) -> None:
-    name = script(shared, "waits.py", "import time; time.sleep(600)")
-
-    async def run() -> list[float]:
-        spans = []
-        for _ in range(8):
-            generation = shared.generation()
-            start_ns = time.time_ns()
-            await shared.engine.go(name, generation=generation, local_world_size=2)
-            spans.append((max(await shared.engine.wait_mains(generation, 2)) - start_ns) / 1e6)
-            start_ns = time.time_ns()
-            await shared.engine.call("stop", generation=generation, grace_s=5, collect=True)
-            stops.append((time.time_ns() - start_ns) / 1e6)
-        return sorted(spans)
-
-    stops: list[float] = []
-    spans = shared.do(run())
-    print(f"go -> both main(): median {spans[4]:.1f} ms, all {spans}; stop: median {sorted(stops)[4]:.1f} ms")

@@ -58,7 +58,7 @@ class Group:
 
     async def pids(self) -> list[int]:
         """Return the ranks' pids, which torch's agent reports after they have begun."""
-        await self.one._until(lambda: self.assigned, "assigned ranks")
+        await self.one.until(lambda: self.assigned, "assigned ranks")
         return [int(rank["pid"]) for rank in self.assigned[-1]["ranks"]]
 
 
@@ -146,19 +146,16 @@ def test_nothing_outlives_torchs_agent(shared: SharedEngine) -> None:
     play(shared, work)
 
 
-def test_nothing_outlives_its_engine(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with engine(tmp_path) as one:
-            (tmp_path / "waits.py").write_text(WAITS)
-            group = Group(one, 0)
-            agent = int((await group.go("waits.py", ranks=2))["agent"]["pid"])
-            await one.wait_mains(0, 2)
-            pids = await group.pids()
-            one.process.kill()
-            assert await gone([*pids, agent]) == []
-            await one.process.wait()
-
-    asyncio.run(run())
+async def test_nothing_outlives_its_engine(tmp_path: Path) -> None:
+    async with engine(tmp_path) as one:
+        (tmp_path / "waits.py").write_text(WAITS)
+        group = Group(one, 0)
+        agent = int((await group.go("waits.py", ranks=2))["agent"]["pid"])
+        await one.wait_mains(0, 2)
+        pids = await group.pids()
+        one.process.kill()
+        assert await gone([*pids, agent]) == []
+        await one.process.wait()
 
 
 def test_the_next_group_may_meet_at_the_same_port(shared: SharedEngine) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agents.engine_process import DEADLINE_S, SCRIPTS, alive, await_death, engine
+from tests.agents.engine_process import SCRIPTS, alive, await_death, children_of, engine
 
 
 @pytest.mark.parametrize("phase", ["running", "stop", "import"])
@@ -42,42 +41,17 @@ def test_nothing_lives_after_the_agent(tmp_path: Path, phase: str) -> None:
     assert list(tmp_path.glob("job/generation_*/.run-*")) == []
 
 
-def test_workers_die_with_their_engine(tmp_path: Path) -> None:
-    async def run() -> list[int]:
-        async with engine(tmp_path) as one:
-            (tmp_path / "waits.py").write_text("import time; time.sleep(600)")
-            ranks = (await one.go("waits.py", local_world_size=2))["ranks"]
-            await one.wait_mains(0, 2)
-            os.kill(one.process.pid, signal.SIGKILL)
-            await one.process.wait()
-            pids = [rank["pid"] for rank in ranks]
-            for _ in range(int(DEADLINE_S / 0.02)):
-                if not any(alive(pid) for pid in pids):
-                    break
-                await asyncio.sleep(0.02)
-            return [pid for pid in pids if alive(pid)]
-
-    assert asyncio.run(run()) == []
-
-
-def test_a_start_that_nobody_waits_for_any_more_leaves_nothing(tmp_path: Path) -> None:
-    async def check() -> None:
-        async with engine(tmp_path) as one:
-            await one.call("hello")
-            going = asyncio.ensure_future(one.go(SCRIPTS / "stubborn.py", f"{tmp_path}/pids", local_world_size=16))
-            while not (tmp_path / "generation_0" / "rank_15").exists():
-                await asyncio.sleep(0)
-            going.cancel()
-            await asyncio.wait({going})
-            assert await one.call("stop", generation=0, grace_s=0.0) == {"exits": [], "stacks": {}}
-            # It needs the thread that starts workers.
-            await one.call("prepare", generation=1, host="127.0.0.1", hold=False)
-            # Those that had begun to run are killed.
-            for child in children_of(one.process.pid):
-                await asyncio.to_thread(await_death, int(child))
-
-    asyncio.run(check())
-
-
-def children_of(pid: int) -> list[str]:
-    return [child for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
+async def test_a_start_that_nobody_waits_for_any_more_leaves_nothing(tmp_path: Path) -> None:
+    async with engine(tmp_path) as one:
+        await one.call("hello")
+        going = asyncio.ensure_future(one.go(SCRIPTS / "stubborn.py", f"{tmp_path}/pids", local_world_size=16))
+        while not (tmp_path / "generation_0" / "rank_15").exists():
+            await asyncio.sleep(0)
+        going.cancel()
+        await asyncio.wait({going})
+        assert await one.call("stop", generation=0, grace_s=0.0) == {"exits": [], "stacks": {}}
+        # It needs the thread that starts workers.
+        await one.call("prepare", generation=1, host="127.0.0.1", hold=False)
+        # Those that had begun to run are killed.
+        for child in children_of(one.process.pid):
+            await asyncio.to_thread(await_death, child)

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import cluster_obstacle
+from tests.examples import nightly
 from tests.faults.matrix import BY_NAME
 from tests.faults.row import run
 
 pytestmark = [
+    nightly,
     pytest.mark.skipif(cluster_obstacle() is not None, reason=cluster_obstacle() or ""),
 ]
 

@@ -78,25 +78,22 @@ def test_a_port_of_a_host_is_forwarded(cluster: Cluster, agent: AgentFile) -> No
     _await_quiet(cluster, host.name)
 
 
-def test_a_dead_link_is_closed_in_bounded_time(cluster: Cluster, agent: AgentFile) -> None:
+async def test_a_dead_link_is_closed_in_bounded_time(cluster: Cluster, agent: AgentFile) -> None:
     host = load(cluster.inventory()).hosts[0]
 
-    async def body() -> None:
-        link = await connect(host, agent=agent, deadline_s=60)
-        await asyncio.to_thread(cluster.cut, host.name)
-        with pytest.raises(asyncio.TimeoutError):
-            await link.channel.call("jobs", timeout=0.5)
-        begun = time.perf_counter()
-        await link.close()
-        assert time.perf_counter() - begun < 30
-        assert link.closed.is_set()
-        with pytest.raises(HostError, match="timeout: no answer within 1 s") as failed:
-            await connect(host, agent=agent, deadline_s=1)
-        assert failed.value.step == "connect"
-        await asyncio.to_thread(cluster.heal)
-        await (await connect(host, agent=agent, deadline_s=60)).close()
-
-    asyncio.run(body())
+    link = await connect(host, agent=agent, deadline_s=60)
+    await asyncio.to_thread(cluster.cut, host.name)
+    with pytest.raises(asyncio.TimeoutError):
+        await link.channel.call("jobs", timeout=0.5)
+    begun = time.perf_counter()
+    await link.close()
+    assert time.perf_counter() - begun < 30
+    assert link.closed.is_set()
+    with pytest.raises(HostError, match="timeout: no answer within 1 s") as failed:
+        await connect(host, agent=agent, deadline_s=1)
+    assert failed.value.step == "connect"
+    await asyncio.to_thread(cluster.heal)
+    await (await connect(host, agent=agent, deadline_s=60)).close()
 
 
 def test_a_host_behind_another(cluster: Cluster, agent: AgentFile) -> None:

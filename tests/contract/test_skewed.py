@@ -5,7 +5,6 @@ The ranks that communicate have the real torch; what the nodes do needs none.
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -65,24 +64,21 @@ RIGHT = [("collective_desync", [1], "n2"), ("user_exception", [0], "n1"), ("user
 
 @nightly
 @pytest.mark.usefixtures("light_torch")
-def test_the_first_failure_is_named_though_clocks_differ_by_ten_seconds(tmp_path: Path) -> None:
+async def test_the_first_failure_is_named_though_clocks_differ_by_ten_seconds(tmp_path: Path) -> None:
     library = skew.build(tmp_path)
 
-    async def check() -> None:
-        async with Nodes(tmp_path, 2, SCRIPT, max_restarts=2, env={"STUB": str(STUB)}) as nodes:
-            for name, node in nodes.nodes.items():
-                wrong = skew.environment(library, AHEAD_S[name])
-                node.prefix = ("env", *(f"{key}={value}" for key, value in wrong.items()))
-            await nodes.launch()
-            await nodes.until("generation_running")
-            ahead_ms = {node["name"]: node["clock_offset_ms"] for node in (await nodes.call("n1", "status"))["nodes"]}
-            assert ahead_ms["n2"] == pytest.approx(-10_000, abs=250)
-            await nodes.until("job_failed")
-            live = [event["detail"] async for event in nodes.events("n1") if event["type"] == "incident"]
-            later = diagnose([nodes.journal(name).parent for name in nodes.nodes])["incidents"]
-            for incidents in (live, later):
-                reported = [(one["category"], one["culprit_ranks"], one["culprit_node"]) for one in incidents]
-                assert reported == RIGHT, [one["summary"] for one in incidents]
-            assert "left early" in live[0]["summary"]
-
-    asyncio.run(check())
+    async with Nodes(tmp_path, 2, SCRIPT, max_restarts=2, env={"STUB": str(STUB)}) as nodes:
+        for name, node in nodes.nodes.items():
+            wrong = skew.environment(library, AHEAD_S[name])
+            node.prefix = ("env", *(f"{key}={value}" for key, value in wrong.items()))
+        await nodes.launch()
+        await nodes.until("generation_running")
+        ahead_ms = {node["name"]: node["clock_offset_ms"] for node in (await nodes.call("n1", "status"))["nodes"]}
+        assert ahead_ms["n2"] == pytest.approx(-10_000, abs=250)
+        await nodes.until("job_failed")
+        live = [event["detail"] async for event in nodes.events("n1") if event["type"] == "incident"]
+        later = diagnose([nodes.journal(name).parent for name in nodes.nodes])["incidents"]
+        for incidents in (live, later):
+            reported = [(one["category"], one["culprit_ranks"], one["culprit_node"]) for one in incidents]
+            assert reported == RIGHT, [one["summary"] for one in incidents]
+        assert "left early" in live[0]["summary"]

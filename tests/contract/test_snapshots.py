@@ -13,7 +13,7 @@ from tests.cluster import Cluster
 from tests.cluster.fixtures import hosts_of
 from tests.contract.test_succession import until
 
-hosts = hosts_of(4, stub_torch=True)
+hosts = hosts_of(4, scope="function", stub_torch=True)
 SAVES = """
 import torch, torch.distributed.checkpoint as dcp
 state = {"weights": torch.rand(5000)}
@@ -40,32 +40,31 @@ def test_the_only_savers_host_burns_and_the_job_resumes_at_its_last_complete_sna
 ) -> None:
     """`python -m tests.bench.resume` does it at random moments, and with other ways to save."""
     with start(hosts, tmp_path, SAVER.format(form=LIGHT, savers=ONE), ["snapshot.pt"]) as job:
-        try:
-            job.until("generation_running")
-            until(lambda: copies(hosts, without="n1"), "a copy")
-            keeper = until(lambda: keepers(hosts), "a node that keeps its output")[0]
-            back = burn(hosts, job, "n1")
-            # Saved at 49, 99, …
-            assert back["step"] > 0
-            assert back["step"] % 50 == 0
-            until(lambda: copies(hosts, without="n1")[-1] > back["time_ns"], "a newer one")
-            # Each save lets the oldest one go.
-            for name in ("n2", "n3", "n4"):
-                for tree in hosts.host(name).home.glob(".supervisor/trees/work-*"):
-                    (tree / "quiet").touch()
-            # It was the coordinator, too.
-            assert job.until("last_output", generation=0, node="n1")["detail"]["kept_by"] == keeper
-            said = job.run("logs", "--generation", "0", "--rank", "0")
-            head = f"{keeper}:0| supervisor: rank 0 wrote this on n1, which was lost at"
-            assert head in said.stdout.decode(), said.stderr.decode()
-            kept = job.ask("snapshots")["snapshots"][-1]["id"]
-            pulled = job.run("snapshots", "--pull", kept, "-o", str(tmp_path / "pulled.pt"))
-            assert pulled.returncode == 0, pulled.stderr.decode()
-            assert (tmp_path / "pulled.pt").stat().st_size > 2_000_000
-            restarted = job.run("restart", "--from", kept)
-            assert restarted.returncode == 0, restarted.stderr.decode()
-            assert job.until("snapshots_chosen", generation=2)["detail"]["snapshots"][0]["id"] == kept
-            job.finish()
-            assert job.wait() == 0, job.errors()
-        finally:
-            hosts.boot("n1")
+        job.until("generation_running")
+        until(lambda: copies(hosts, without="n1"), "a copy")
+        keeper = until(lambda: keepers(hosts), "a node that keeps its output")[0]
+        back = burn(hosts, job, "n1")
+        # Saved at 49, 99, …
+        assert back["step"] > 0
+        assert back["step"] % 50 == 0
+        # Each save lets the oldest one go.
+        for name in ("n2", "n3", "n4"):
+            for tree in hosts.host(name).home.glob(".supervisor/trees/work-*"):
+                (tree / "quiet").touch()
+        # It was the coordinator, too.
+        assert job.until("last_output", generation=0, node="n1")["detail"]["kept_by"] == keeper
+        # Without power it would be waited for by each verb.
+        hosts.boot("n1")
+        said = job.run("logs", "--generation", "0", "--rank", "0")
+        head = f"{keeper}:0| supervisor: rank 0 wrote this on n1, which was lost at"
+        assert head in said.stdout.decode(), said.stderr.decode()
+        kept = back["id"]
+        assert kept in [one["id"] for one in job.ask("snapshots")["snapshots"]]
+        pulled = job.run("snapshots", "--pull", kept, "-o", str(tmp_path / "pulled.pt"))
+        assert pulled.returncode == 0, pulled.stderr.decode()
+        assert (tmp_path / "pulled.pt").stat().st_size > 2_000_000
+        restarted = job.run("restart", "--from", kept)
+        assert restarted.returncode == 0, restarted.stderr.decode()
+        assert job.until("snapshots_chosen", generation=2)["detail"]["snapshots"][0]["id"] == kept
+        job.finish()
+        assert job.wait() == 0, job.errors()

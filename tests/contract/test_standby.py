@@ -66,28 +66,25 @@ async def ended(pids: list[int]) -> None:
     raise AssertionError(f"a waiting process outlives its agent: {pids}")
 
 
-def test_a_killed_worker_s_group_comes_back_warm(tmp_path: Path) -> None:
-    async def check() -> None:
-        async with Nodes(tmp_path, 2, SCRIPT, stop_grace=0.0, standby="auto") as nodes:
-            await nodes.launch()
-            running = await nodes.until("generation_running")
-            assert {start["why"] for start in running["detail"]["starts"].values()} == {"nothing was loaded before"}
-            cold = await steps(nodes, 0)
-            waiting = await standby(nodes)
-            assert [(one["state"], one["why"]) for one in waiting] == [("ready", "")] * 2
-            for generation in (1, 2):
-                os.kill(running["detail"]["pids"]["1"], signal.SIGKILL)
-                running = await nodes.until("generation_running", generation=generation)
-                assert all(start["warm"] for start in running["detail"]["starts"].values()), running
-                warm = await steps(nodes, generation)
-                assert [one["was_there"] for one in (*cold, *warm)] == [False, False, True, True]
-                for one, before in zip(warm, cold, strict=True):
-                    assert set(before["modules"]) <= set(one["modules"])
-                seeds = [one["seed"] for one in (*cold, *warm)]
-                assert len(set(seeds)) == (1 if cold[0]["seed"] == cold[1]["seed"] else 4)
-            status = await nodes.call("n1", "status")
-            assert [node["start"] for node in status["nodes"]] == [{"warm": True, "why": ""}] * 2
-            await nodes.call("n1", "stop")
-        await ended([one["pid"] for one in waiting])
-
-    asyncio.run(check())
+async def test_a_killed_worker_s_group_comes_back_warm(tmp_path: Path) -> None:
+    async with Nodes(tmp_path, 2, SCRIPT, stop_grace=0.0, standby="auto") as nodes:
+        await nodes.launch()
+        running = await nodes.until("generation_running")
+        assert {start["why"] for start in running["detail"]["starts"].values()} == {"nothing was loaded before"}
+        cold = await steps(nodes, 0)
+        waiting = await standby(nodes)
+        assert [(one["state"], one["why"]) for one in waiting] == [("ready", "")] * 2
+        for generation in (1, 2):
+            os.kill(running["detail"]["pids"]["1"], signal.SIGKILL)
+            running = await nodes.until("generation_running", generation=generation)
+            assert all(start["warm"] for start in running["detail"]["starts"].values()), running
+            warm = await steps(nodes, generation)
+            assert [one["was_there"] for one in (*cold, *warm)] == [False, False, True, True]
+            for one, before in zip(warm, cold, strict=True):
+                assert set(before["modules"]) <= set(one["modules"])
+            seeds = [one["seed"] for one in (*cold, *warm)]
+            assert len(set(seeds)) == (1 if cold[0]["seed"] == cold[1]["seed"] else 4)
+        status = await nodes.call("n1", "status")
+        assert [node["start"] for node in status["nodes"]] == [{"warm": True, "why": ""}] * 2
+        await nodes.call("n1", "stop")
+    await ended([one["pid"] for one in waiting])

@@ -46,7 +46,7 @@ def workers(cluster: Cluster, node: str) -> list[int]:
 @pytest.mark.parametrize(
     ("away", "stay"),
     [
-        (["n1"], ["n2", "n3"]),
+        pytest.param(["n1"], ["n2", "n3"], marks=nightly),
         pytest.param(["n1"], ["n2", "n3", "n4"], marks=nightly),
         (["n1", "n2"], ["n3", "n4", "n5"]),
     ],
@@ -95,6 +95,7 @@ def test_the_coordinators_side_is_cut_off(hosts: Cluster, tmp_path: Path, away: 
         assert stopped.returncode == 0, stopped.stderr.decode()
 
 
+@nightly
 def test_cuts_one_after_the_other_leave_one_group(hosts: Cluster, tmp_path: Path) -> None:
     """n3 falls out, then n1 and n2 lose each other: n2 and n3 were most of the first group, not of the last."""
     name = "order"

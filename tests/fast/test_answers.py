@@ -7,14 +7,16 @@ import asyncio
 import copy
 import json
 import socket
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 import pytest
 
-from remote_agent.wire import Answer, CallFailed, Channel, Items, Problem, WireError
+from remote_agent.wire import Answer, CallFailed, Channel, Items, Problem, WireError, documents
+from remote_agent.wire.gate import Misfit, record, shape
 from supervisor.errors import HostError, RequestFailed, why
 from supervisor.inventory import Host
 from supervisor.link.host_link import Link
@@ -24,6 +26,8 @@ from supervisor.logs.selection import Selection
 from supervisor.nccl import to_fabric
 from supervisor.preflight import oddities
 from supervisor.preflight.probe import Preflight
+from supervisor.recording import file_format
+from supervisor.ssh import answers
 from supervisor.ssh.answers import SHAPES, HostChannel, MalformedAnswer, read_answer
 from supervisor.wording.events import event_line
 from supervisor.wording.incidents import incident_lines
@@ -187,7 +191,7 @@ def _requests(tree: ast.Module) -> Iterator[str]:
             yield argument.value
 
 
-def test_a_malformed_answer_is_the_hosts_error_and_the_channel_goes_on() -> None:
+async def test_a_malformed_answer_is_the_hosts_error_and_the_channel_goes_on() -> None:
     hello = {key: value for key, value in HELLO.items() if key != "time_ns"}
 
     async def answer(op: str, args: Any, body: bytes) -> Answer | Items:
@@ -199,32 +203,27 @@ def test_a_malformed_answer_is_the_hosts_error_and_the_channel_goes_on() -> None
         yield Answer({"event": json.loads(json.dumps(_job().events[0]))})
         yield Answer({"event": {}})
 
-    async def scenario() -> None:
-        ours, theirs = socket.socketpair()
-        channel = HostChannel("n2", *await asyncio.open_connection(sock=ours))
-        other = Channel(*await asyncio.open_connection(sock=theirs), answer)
-        owners = [asyncio.ensure_future(one.run()) for one in (channel, other)]
-        try:
-            with pytest.raises(
-                HostError, match="n2: hello: its answer to `hello` is malformed: time_ns is missing"
-            ) as e:
-                await channel.call("hello")
-            assert isinstance(e.value, WireError)
-            assert why(e.value) == "its answer to `hello` is malformed: time_ns is missing"
-            items = channel.stream("events")
-            assert (await items.__anext__()).data["event"]["seq"] == 1
-            with pytest.raises(MalformedAnswer, match="n2: events: .*seq is missing"):
-                await items.__anext__()
-            assert (await channel.call("tree_has")).data == {"has": True}
-            with pytest.raises(CallFailed) as refused:
-                await channel.call("stop")
-            assert vars(refused.value) == {"kind": "a / b", "message": "no / hint: do this", "hint": "c"}
-        finally:
-            await channel.close()
-            await other.close()
-            await asyncio.wait_for(asyncio.gather(*owners), 60)
-
-    asyncio.run(asyncio.wait_for(scenario(), 20))
+    ours, theirs = socket.socketpair()
+    channel = HostChannel("n2", *await asyncio.open_connection(sock=ours))
+    other = Channel(*await asyncio.open_connection(sock=theirs), answer)
+    owners = [asyncio.ensure_future(one.run()) for one in (channel, other)]
+    try:
+        with pytest.raises(HostError, match="n2: hello: its answer to `hello` is malformed: time_ns is missing") as e:
+            await channel.call("hello")
+        assert isinstance(e.value, WireError)
+        assert why(e.value) == "its answer to `hello` is malformed: time_ns is missing"
+        items = channel.stream("events")
+        assert (await items.__anext__()).data["event"]["seq"] == 1
+        with pytest.raises(MalformedAnswer, match="n2: events: .*seq is missing"):
+            await items.__anext__()
+        assert (await channel.call("tree_has")).data == {"has": True}
+        with pytest.raises(CallFailed) as refused:
+            await channel.call("stop")
+        assert vars(refused.value) == {"kind": "a / b", "message": "no / hint: do this", "hint": "c"}
+    finally:
+        await channel.close()
+        await other.close()
+        await asyncio.wait_for(asyncio.gather(*owners), 60)
 
 
 def _refusing(name: str, kind: str) -> Any:
@@ -244,7 +243,7 @@ def _refusing(name: str, kind: str) -> Any:
     return link
 
 
-def test_the_source_with_the_newest_coordinator_is_followed_whatever_terms_others_have_promised() -> None:
+def test_the_newest_coordinator_is_followed() -> None:
     """A node that is cut off from the coordinator stands in one election after the other, in ever newer terms."""
 
     def link(name: str, live: bool, **identity: Any) -> Any:
@@ -267,7 +266,7 @@ def test_the_source_with_the_newest_coordinator_is_followed_whatever_terms_other
     assert first(files, candidate) == "cut off"
 
 
-def test_a_refusal_is_the_hosts_own_failure_if_others_may_answer_that_request() -> None:
+def test_a_refusal_is_the_hosts_own_failure() -> None:
     async def ask(kind: str, op: str) -> Any:
         link = _refusing("n2", kind)
         with pytest.raises((CallFailed, MalformedAnswer)) as refused:
@@ -284,12 +283,90 @@ def test_a_refusal_is_the_hosts_own_failure_if_others_may_answer_that_request() 
         assert isinstance(asyncio.run(ask(kind, op)), CallFailed), op
 
 
-def test_a_log_request_that_fails_ends_those_that_are_still_being_answered() -> None:
+async def test_a_log_request_that_fails_ends_those_that_are_still_being_answered() -> None:
     links = {"n1": _refusing("n1", ""), "n2": _refusing("n2", "pattern"), "n3": _refusing("n3", "")}
     hub: Any = SimpleNamespace(links=links, status={}, job="j")
+    with pytest.raises(RequestFailed, match="no"):
+        [row async for row in RowReader(hub, Selection()).existing()]
 
-    async def read() -> None:
-        with pytest.raises(RequestFailed, match="no"):
-            [row async for row in RowReader(hub, Selection()).existing()]
 
-    asyncio.run(asyncio.wait_for(read(), 20))
+# What the gate lets through has the type that mypy believes: both read one declaration, field by field.
+
+
+KINDS = {
+    name: kind
+    for module in (documents, answers, file_format)
+    for name, kind in vars(module).items()
+    if is_typeddict(kind) and kind.__module__ == module.__name__
+}
+VALUES: tuple[Any, ...] = (
+    *(None, True, 0, 1, -9, 1.5, "x", "2026-11-20T10:00:00.123Z", "nan", [], {}, ["x"], [0, 0], ["x", 0], [0, 0, None]),
+    *([[0, 0]], [["x", 0], ["x", 0]], {"x": 0}, {"x": "x"}, {"x": None}, 2**70, "x" * 300, float("nan")),
+)
+
+
+def _is(value: Any, kind: Any) -> bool:
+    """Whether a value has a type, as far as a type says it: the test's own reading of the declaration."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _is(value, args[0])
+    if kind is Any or origin is Literal:
+        return kind is Any or value in args
+    if origin in (Union, types.UnionType):
+        return any(_is(value, one) for one in args)
+    if origin is list:
+        return isinstance(value, list) and all(_is(one, args[0]) for one in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_is(key, str) and _is(one, args[1]) for key, one in value.items())
+    if is_typeddict(kind):
+        fields = get_type_hints(kind, include_extras=True)
+        return isinstance(value, dict) and all(_is(one, fields[key]) for key, one in value.items() if key in fields)
+    if kind is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+
+
+def _examples(kind: Any) -> Iterator[Any]:
+    """Yield values that the gate lets through as this type."""
+    if is_typeddict(kind):
+        yield _document(kind)
+    if get_origin(kind) is list:
+        yield [one for one in [next(_examples(get_args(kind)[0]), None)] if one is not None]
+    for value in VALUES:
+        if not _read(kind, value)[1]:
+            yield value
+
+
+def _document(kind: Any) -> dict[str, Any]:
+    return {key: next(_examples(field)) for key, field in get_type_hints(kind, include_extras=True).items()}
+
+
+def _read(kind: Any, value: Any) -> tuple[Any, str]:
+    """Return what the gate returns, or why it refuses the value."""
+    try:
+        return shape(kind)(value), ""
+    except Misfit as wrong:
+        return None, str(wrong)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_the_gate_lets_through_has_the_declared_type(name: str) -> None:
+    kind = KINDS[name]
+    whole = _document(kind)
+    assert shape(kind)(whole) == whole
+    for key, field in get_type_hints(kind, include_extras=True).items():
+        rest = {other: value for other, value in whole.items() if other != key}
+        if key in kind.__required_keys__:
+            with pytest.raises(Misfit, match=f"^{key} is missing$"):
+                shape(kind)(rest)
+        else:
+            assert shape(kind)(rest) == rest
+        for value in (*VALUES, *_examples(field)):
+            read, refused = _read(kind, {**rest, key: value})
+            assert refused.startswith(key) if refused else _is(read[key], field), (key, value)
+
+
+def test_a_declaration_that_the_gate_cannot_check_is_refused() -> None:
+    for kind in (object, set, int | str, dict[int, str], tuple[int, str], Literal["a"]):
+        with pytest.raises(TypeError, match="cannot have a field of type"):
+            record({"x": kind})({"x": 1})

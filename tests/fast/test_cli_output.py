@@ -1,50 +1,38 @@
-"""What reaches stdout, also when the reader is slow or gone; which job, and which of its hosts, it is of."""
+"""What reaches stdout and in which colours; which job a command is about, and what its verbs say they do."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import os
 import random
-import threading
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from remote_agent.agent.file_requests import FileRequests
+from remote_agent.agent.requests import LOOKS
 from remote_agent.base.paths import Home
+from remote_agent.coordinator.operator_requests import VERBS
 from remote_agent.wire import JobSpec, NodeSpec
 from remote_agent.wire.documents import JournalEvent
+from supervisor.actions import ACTIONS, BY_ID, BY_VERB
+from supervisor.cli import colours, main
+from supervisor.cli.entry import overview
 from supervisor.cli.output import Writer
 from supervisor.cli.status import contract
-from supervisor.cli.steer import find_outcome, is_success
+from supervisor.cli.steer import find_outcome
 from supervisor.errors import RequestFailed, SupervisorError, Unreachable, UsageError
 from supervisor.inventory import Host, Inventory, JobDefaults
 from supervisor.link import jobs
 from supervisor.link.jobs import choose_job, group_jobs
 from supervisor.session import Session
+from supervisor.ssh.answers import SHAPES
+from supervisor.tui.dialogs.actions import changes
 from tests.fast.journals import event, journal
-
-
-def test_the_writer_writes_all_in_order() -> None:
-    read, write = os.pipe()
-    got: list[bytes] = []
-
-    def drain() -> None:
-        while data := os.read(read, 65536):
-            got.append(data)
-
-    reader = threading.Thread(target=drain)
-    reader.start()
-    with open(write, "wb") as file:
-        writer = Writer(file)
-        for number in range(20_000):
-            writer.put(b"line %d\n" % number)
-        assert writer.close(10.0)
-    reader.join(10.0)
-    os.close(read)
-    assert b"".join(got) == b"".join(b"line %d\n" % number for number in range(20_000))
 
 
 def test_a_reader_that_is_gone_breaks_the_writer_quietly() -> None:
@@ -122,7 +110,7 @@ def test_status_json_is_the_contracts_document() -> None:
         *("clock_error_ms", "vitals", "start", "standby"),
     ]
     assert list(document["nodes"][0]["ranks"][0]) == [
-        *("rank", "local_rank", "pid", "state", "exit_code", "step", "last_output_age_s", "progress", "vitals"),
+        *("rank", "local_rank", "pid", "state", "exit_code", "step", "last_output_age_s", "progress", "vitals")
     ]
 
 
@@ -151,18 +139,11 @@ def events(*kinds: tuple[str, int]) -> list[JournalEvent]:
         ("add", 0, 1, [("node_added", 0), ("generation_stopped", 0), ("generation_running", 1)], 3),
     ],
 )
-def test_which_event_ends_a_request(
+def test_what_ends_a_request(
     op: str, since: int, generation: int, kinds: list[tuple[str, int]], outcome: int | None
 ) -> None:
     found = find_outcome(events(*kinds), op, since, generation)
     assert (found["seq"] if found else None) == outcome
-
-
-def test_what_counts_as_success() -> None:
-    assert is_success("stop", "job_stopped")
-    assert not is_success("stop", "job_failed")
-    assert is_success("restart", "generation_running")
-    assert not is_success("restart", "job_succeeded")
 
 
 # --- choosing a job
@@ -198,24 +179,14 @@ def test_an_agent_that_lingers_after_the_end_is_not_a_live_job() -> None:
     assert choose_job(answers, live_only=True) == "b"
 
 
-def test_rows_take_the_state_of_the_newest_host() -> None:
-    rows = group_jobs(
-        {
-            "n1": [entry("a", 1, generation=1, updated_ns=5)],
-            "n2": [entry("a", 1, generation=4, updated_ns=2, state="failed")],
-        }
-    )
-    assert [(row["job"], row["state"], row["generation"], row["hosts"]) for row in rows] == [
-        ("a", "failed", 4, ["n1", "n2"])
-    ]
-
-
-def test_a_cut_off_node_that_goes_on_writing_does_not_hide_the_end() -> None:
-    answers = {
-        "n1": [entry("a", 1, generation=1, updated_ns=9, live=True)],
-        "n2": [entry("a", 1, generation=1, updated_ns=5, state="succeeded")],
-    }
-    assert [(row["state"], row["live"]) for row in group_jobs(answers)] == [("succeeded", False)]
+def test_a_job_is_shown_as_its_newest_host_has_it_and_ended_where_any_has_its_end() -> None:
+    old, new = entry("a", 1, generation=1, updated_ns=5), entry("a", 1, generation=4, updated_ns=2, state="failed")
+    (row,) = group_jobs({"n1": [old], "n2": [new]})
+    assert (row["job"], row["state"], row["generation"], row["hosts"]) == ("a", "failed", 4, ["n1", "n2"])
+    # A node that was cut off and goes on writing.
+    cut_off = entry("a", 1, generation=1, updated_ns=9, live=True)
+    (row,) = group_jobs({"n1": [cut_off], "n2": [entry("a", 1, generation=1, updated_ns=5, state="succeeded")]})
+    assert (row["state"], row["live"]) == ("succeeded", False)
 
 
 @pytest.mark.parametrize(("end", "shown"), [((), ["degraded", "lost", "killed"]), (("job_stopped",), ["stopped"])])
@@ -240,7 +211,7 @@ def test_ranks_of_a_dead_agent_do_not_run(tmp_path: Path, end: tuple[str, ...], 
     assert [status["state"], own["state"], own["ranks"][0]["state"]][: len(shown)] == shown
 
 
-def test_the_end_in_a_nodes_files_counts_more_than_an_agent_that_was_cut_off(tmp_path: Path) -> None:
+async def test_the_end_in_a_nodes_files_counts_more_than_an_agent_that_was_cut_off(tmp_path: Path) -> None:
     files = Home(tmp_path).job("a")
     files.make()
     nodes = tuple(NodeSpec(name, name, "1") for name in ("n1", "n2", "n3"))
@@ -262,40 +233,112 @@ def test_the_end_in_a_nodes_files_counts_more_than_an_agent_that_was_cut_off(tmp
             session.links[name].opened = True
         return session.opened_links()[0].host.name
 
-    async def check() -> None:
-        ended, before = await identity(3), await identity(1)
-        cut_off = {
-            "live": True,
-            "term": 9,
-            "journal_term": 1,
-            "role": "waiting",
-            "coordinator_reachable": False,
-            "last_seq": 9,
-        }
-        assert best(n1=cut_off, n2=ended) == "n2"
-        assert best(n1=cut_off, n2=before) == "n1"
-        # The end of a coordinator that was out of office: the others went on without it.
-        assert best(n1={**cut_off, "journal_term": 2}, n2=ended) == "n1"
-        assert best(n1={**cut_off, "role": "coordinator", "coordinator_reachable": True}, n2=ended) == "n1"
-
-    asyncio.run(check())
+    ended, before = await identity(3), await identity(1)
+    cut_off = {
+        "live": True, "term": 9, "journal_term": 1, "role": "waiting", "coordinator_reachable": False, "last_seq": 9,
+    }  # fmt: skip
+    assert best(n1=cut_off, n2=ended) == "n2"
+    assert best(n1=cut_off, n2=before) == "n1"
+    # The end of a coordinator that was out of office: the others went on without it.
+    assert best(n1={**cut_off, "journal_term": 2}, n2=ended) == "n1"
+    assert best(n1={**cut_off, "role": "coordinator", "coordinator_reachable": True}, n2=ended) == "n1"
 
 
-def test_the_one_live_job_is_chosen_when_all_hosts_have_been_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_one_live_job_is_chosen_when_all_hosts_have_been_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "GRACE", -1.0)
     hosts = tuple(Host(name, ssh=name, address=name) for name in ("n1", "n2"))
+    session = Session(Inventory(Path("hosts.toml"), hosts, JobDefaults(workdir=Path())), live_only=True)
+    session.links["n1"].jobs = [entry("a", 1, live=True)]
+    choosing = asyncio.ensure_future(jobs.choose(session))
+    await asyncio.sleep(0)
+    session.touch()
+    await asyncio.sleep(0.01)
+    assert not choosing.done()
+    session.links["n2"].jobs = [entry("b", 2, live=True)]
+    session.touch()
+    await choosing
+    assert isinstance(session.failure, UsageError)
 
-    async def scenario() -> None:
-        session = Session(Inventory(Path("hosts.toml"), hosts, JobDefaults(workdir=Path())), live_only=True)
-        session.links["n1"].jobs = [entry("a", 1, live=True)]
-        choosing = asyncio.ensure_future(jobs.choose(session))
-        await asyncio.sleep(0)
-        session.touch()
-        await asyncio.sleep(0.01)
-        assert not choosing.done()
-        session.links["n2"].jobs = [entry("b", 2, live=True)]
-        session.touch()
-        await choosing
-        assert isinstance(session.failure, UsageError)
 
-    asyncio.run(scenario())
+# Colours of what commands print: by what a line says, and only where they are wanted.
+
+
+ESC = "\x1b"
+
+
+def test_a_node_colours_nothing() -> None:
+    shown = colours.coloured(f"next: {ESC}[31mred{ESC}]0;title\a")
+    assert shown.count(ESC) == 2
+    assert colours.coloured("a line of nobody") == "a line of nobody"
+
+
+@pytest.mark.parametrize(
+    ("mode", "terminal", "env", "wanted"),
+    [
+        ("auto", True, {}, True), ("auto", False, {}, False), ("auto", True, {"NO_COLOR": "1"}, False),
+        ("auto", True, {"TERM": "dumb"}, False), ("always", False, {"NO_COLOR": "1"}, True), ("never", True, {}, False),
+    ],
+)  # fmt: skip
+def test_who_gets_colours(
+    monkeypatch: pytest.MonkeyPatch, mode: str, terminal: bool, env: dict[str, str], wanted: bool
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(colours, "out_is_terminal", lambda: terminal)
+    assert colours.wanted(mode) is wanted
+
+
+def test_diagnose_is_coloured_if_asked_and_plain_in_a_pipe(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "rank_0.log"
+    log.write_text('Traceback (most recent call last):\n  File "a.py", line 1, in f\n    g()\nValueError: bad\n')
+    assert main(["diagnose", str(log)]) == 0
+    plain = capfd.readouterr().out
+    assert main(["diagnose", "--color", "always", str(log)]) == 0
+    shown = capfd.readouterr().out
+    assert ESC not in plain
+    assert f"{ESC}[1;31mincident 1{ESC}[m" in shown
+    assert re.sub(r"\x1b\[[\d;]*m", "", shown) == plain
+
+
+# The registry: one place for verbs, keys, confirmations; what they say they do.
+
+
+@pytest.mark.parametrize("name", ["id", "verb", "key"])
+def test_what_names_an_action_names_no_other(name: str) -> None:
+    named = [getattr(action, name) for action in ACTIONS if getattr(action, name)]
+    assert len(set(named)) == len(named)
+    assert name != "key" or all(len(key) == 1 for key in named)
+
+
+def test_the_command_line_has_every_verb_of_the_registry() -> None:
+    for action in BY_VERB.values():
+        module, _, function = action.runner.partition(".")
+        assert callable(getattr(importlib.import_module(f"supervisor.cli.{module}"), function or "run"))
+    text = overview()
+    assert all(f"  {verb} " in text for verb in BY_VERB)
+
+
+def test_whatever_the_coordinator_is_asked_is_a_verb_with_an_answer() -> None:
+    assert VERBS.keys() <= {action.op for action in ACTIONS if action.destructive}
+    assert VERBS.keys() <= SHAPES.keys()
+
+
+def test_what_destroys_is_confirmed_and_goes_through_a_request() -> None:
+    for action in ACTIONS:
+        if action.destructive:
+            assert action.confirm > 0
+        if action.confirm == 2:
+            assert action.destructive
+    assert BY_ID["job.kill"].args == (("kill", True),)
+
+
+def test_read_only_refuses_every_action_that_leaves_something_behind() -> None:
+    session = Session(Inventory(None, (), JobDefaults(Path())), "any", read_only=True)
+    for action in ACTIONS:
+        # The agents refuse what is not in LOOKS: a new action is one or the other.
+        assert action.op is None or changes(action) != (action.op in LOOKS), action.id
+        if action.op and changes(action):
+            with pytest.raises(RequestFailed, match=f"{action.op} refused: this supervisor is read-only"):
+                asyncio.run(session.request(str(action.op), **dict(action.args)))

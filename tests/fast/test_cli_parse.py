@@ -7,21 +7,28 @@ import io
 import json
 import logging
 import os
+import re
+import shlex
 import subprocess
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from supervisor import known
+from supervisor.actions import BY_VERB
 from supervisor.cli import main, torchrun
+from supervisor.cli.completion import complete, describe, named_options
 from supervisor.cli.logs import parse_logs, selection_of
 from supervisor.cli.options import is_terminal, read_duration, read_ranks, split_target
 from supervisor.cli.output import write_json
 from supervisor.cli.up import job_options, parse_up
 from supervisor.errors import UsageError
+from supervisor.inventory import load, local
+from tests.fast.cases import DATA
 
 
 @pytest.fixture(autouse=True)
@@ -31,26 +38,11 @@ def _no_pet(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-@pytest.mark.parametrize(
-    ("argv", "hosts", "script", "args"),
-    [
-        (["train.py"], None, "train.py", ()),
-        (["train.py", "--lr", "1", "-m", "--headless"], None, "train.py", ("--lr", "1", "-m", "--headless")),
-        (["hosts.toml", "train.py", "x"], "hosts.toml", "train.py", ("x",)),
-        (["hosts.toml", "--headless", "train.py", "--job", "x"], "hosts.toml", "train.py", ("--job", "x")),
-        (["--headless", "hosts.toml", "--job", "j", "train.py"], "hosts.toml", "train.py", ()),
-        (["hosts.toml", "--", "train.py", "--help"], "hosts.toml", "train.py", ("--help",)),
-        (["--", "hosts.toml", "train.py", "--help"], "hosts.toml", "train.py", ("--help",)),
-        (["--", "--odd.py", "-x"], None, "--odd.py", ("-x",)),
-        (["train.py", "--", "-x"], None, "train.py", ("--", "-x")),
-        (["hosts.toml", "train.py", "config.toml"], "hosts.toml", "train.py", ("config.toml",)),
-        (["train.py", "config.toml"], None, "train.py", ("config.toml",)),
-        (["--nproc_per_node", "2", "train.py"], None, "train.py", ()),
-    ],
-)
-def test_script_arguments_are_untouched(argv: list[str], hosts: str | None, script: str, args: tuple[str, ...]) -> None:
-    options = parse_up(argv)
-    assert (options.hosts, options.script, options.args) == (hosts, script, args)
+@pytest.mark.parametrize("line", (DATA / "up_words.txt").read_text().splitlines()[1:])
+def test_script_arguments_are_untouched(line: str) -> None:
+    given, _, meant = line.partition(" -> ")
+    options = parse_up(shlex.split(given))
+    assert [str(options.hosts), options.script, *options.args] == shlex.split(meant)
 
 
 def test_options_count_on_both_sides_of_hosts() -> None:
@@ -60,25 +52,29 @@ def test_options_count_on_both_sides_of_hosts() -> None:
     assert options.env == ["A=1", "B=2"]
 
 
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    [
-        ([], "SCRIPT is missing"),
-        (["hosts.toml"], "SCRIPT is missing"),
-        (["a.toml", "b.toml"], "two inventories"),
-        (["--no-such", "train.py"], "unrecognized"),
-        (["--nproc", "2", "train.py"], "unrecognized"),
-        (["--job"], "expected one argument"),
-    ],
-)
-def test_wrong_usage_is_one_clear_message(argv: list[str], words: str) -> None:
+def given(verb: str, argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Read a command line as its verb does."""
+    if verb == "logs":
+        parse_logs(argv)
+    elif verb == "up":
+        options = parse_up(argv)
+        torchrun.notices(options)
+        torchrun.check(options)
+        torchrun.console(options)
+        job_options(options)
+    else:
+        assert main([verb, *argv]) == 2
+        raise UsageError(capsys.readouterr().err)
+
+
+MISTAKES = [line.split(" -> ") for line in (DATA / "usage_mistakes.txt").read_text().splitlines()[1:]]
+
+
+@pytest.mark.parametrize(("line", "words"), MISTAKES)
+def test_each_mistake_has_one_clear_message(line: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    verb, *argv = shlex.split(line)
     with pytest.raises(UsageError, match=words):
-        torchrun.notices(parse_up(argv))
-
-
-@pytest.mark.parametrize("spelling", ["--nproc-per-node", "--nproc_per_node"])
-def test_both_spellings(spelling: str) -> None:
-    assert job_options(parse_up([spelling, "3", "t.py"])).nproc_per_node == "3"
+        given(verb, argv, capsys)
 
 
 def test_every_option_of_torchrun_is_known() -> None:
@@ -96,26 +92,6 @@ def test_every_option_of_torchrun_is_known() -> None:
         for spelling in torchrun._spellings(flags)
     }
     assert theirs == ours
-
-
-def test_torchruns_defaults_are_the_ones_we_know() -> None:
-    """A changed default or a new choice of torchrun is noticed here; docs/torchrun.md tells what ours are."""
-    torch_run = pytest.importorskip("torch.distributed.run")
-    theirs = {action.dest: action.default for action in torch_run.get_args_parser()._actions if action.option_strings}
-    assert {name: value for name, value in theirs.items() if value and name != "help"} == {
-        "nnodes": "1:1",
-        "nproc_per_node": "1",
-        "rdzv_backend": "static",
-        "rdzv_id": "none",
-        "monitor_interval": 0.1,
-        "start_method": "spawn",
-        "event_log_handler": "null",
-        "role": "default",
-        "redirects": "0",
-        "tee": "0",
-        "master_addr": "127.0.0.1",
-        "signals_to_handle": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
-    }
 
 
 def test_options_take_effect() -> None:
@@ -180,27 +156,6 @@ def test_options_that_the_node_carries_out() -> None:
     assert job_options(parse_up(["--log-dir", "/dev/null", "t.py"])).log_dir is None
 
 
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    [
-        (["--numa-binding", "core"], "must be one of node, socket"),
-        (["--start-method", "thread"], "must be one of spawn"),
-        (["--event-log-handler", "dynamic_rendezvous"], "must be null or console"),
-        (["--signals-to-handle", "SIGTERM,SIGNO"], "no signal is named 'SIGNO'"),
-        (["--monitor-interval", "often"], "must be seconds"),
-        (["--node-rank", "first"], "whole number"),
-        (["--redirects", "4"], "--redirects '4'"),
-        (["--tee", "0:1,1"], "'1' is not valid"),
-        (["--local-ranks-filter", "a"], "must be local ranks"),
-    ],
-)
-def test_values_that_torchrun_would_refuse(argv: list[str], words: str) -> None:
-    options = parse_up([*argv, "t.py"])
-    with pytest.raises(UsageError, match=words):
-        torchrun.check(options)
-        torchrun.console(options)
-
-
 def test_the_console_shows_what_torchrun_would() -> None:
     def shown(*argv: str) -> list[tuple[int, str]]:
         """Ranks 0, 1 on one node, 2, 3 on the next."""
@@ -216,23 +171,6 @@ def test_the_console_shows_what_torchrun_would() -> None:
     assert shown("--local-ranks-filter", "1", "--redirects", "2") == [(1, "stdout"), (3, "stdout")]
 
 
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    [
-        (["--max-restarts", "-1", "t.py"], "max-restarts"),
-        (["--max-restarts", "x", "t.py"], "whole number"),
-        (["--shutdown-timeout", "x", "t.py"], "seconds"),
-        (["--env", "1A=x", "t.py"], "not a valid variable name"),
-        (["--env", "SURELY_NOT_SET_HERE", "t.py"], "not set here"),
-        (["--job", "a", "--rdzv-id", "b", "t.py"], "both name the job"),
-        (["-m", "--no-python", "t"], "cannot be combined"),
-    ],
-)
-def test_bad_values_are_named(argv: list[str], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        job_options(parse_up(argv))
-
-
 def test_env_takes_a_value_from_here_and_does_not_show_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN_HERE", "secret")
     assert job_options(parse_up(["--env", "TOKEN_HERE", "t.py"])).env == {"TOKEN_HERE": "secret"}
@@ -242,58 +180,25 @@ def test_env_takes_a_value_from_here_and_does_not_show_it(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("words", "found"),
+    ("read", "given", "meant"),
     [
-        ([], (None, None)),
-        (["a.toml"], ("a.toml", None)),
-        (["job-1"], (None, "job-1")),
-        (["a.toml", "job-1"], ("a.toml", "job-1")),
-        (["job-1", "a.toml"], ("a.toml", "job-1")),
+        (split_target, [], (None, None)), (split_target, ["a.toml"], ("a.toml", None)),
+        (split_target, ["job-1"], (None, "job-1")), (split_target, ["a.toml", "job-1"], ("a.toml", "job-1")),
+        (split_target, ["job-1", "a.toml"], ("a.toml", "job-1")),
+        (split_target, ["a.toml", "b.toml"], UsageError), (split_target, ["a", "b"], UsageError),
+        (split_target, ["../x"], UsageError), (split_target, ["a", "b", "c.toml"], UsageError),
+        (read_ranks, "0", [0]), (read_ranks, "0,2-4", [0, 2, 3, 4]), (read_ranks, "3,1,1", [1, 3]),
+        *((read_ranks, text, argparse.ArgumentTypeError) for text in ("", "a", "4-2", "-1", "1,,2", "0-9999999999")),
+        (read_duration, "90", 90), (read_duration, "90s", 90), (read_duration, "10m", 600), (read_duration, "2h", 7200),
+        (read_duration, "1d", 86400),
     ],
-)
-def test_targets(words: list[str], found: tuple[str | None, str | None]) -> None:
-    assert split_target(words) == found
-
-
-@pytest.mark.parametrize("words", [["a.toml", "b.toml"], ["a", "b"], ["../x"], ["a", "b", "c.toml"]])
-def test_bad_targets(words: list[str]) -> None:
-    with pytest.raises(UsageError):
-        split_target(words)
-
-
-@pytest.mark.parametrize(("text", "ranks"), [("0", [0]), ("0,2-4", [0, 2, 3, 4]), ("3,1,1", [1, 3])])
-def test_rank_lists(text: str, ranks: list[int]) -> None:
-    assert read_ranks(text) == ranks
-
-
-@pytest.mark.parametrize("text", ["", "a", "4-2", "-1", "1,,2", "0-9999999999"])
-def test_bad_rank_lists(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError):
-        read_ranks(text)
-
-
-@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("10m", 600), ("2h", 7200), ("1d", 86400)])
-def test_durations(text: str, seconds: float) -> None:
-    assert read_duration(text) == seconds
-
-
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    [
-        (["--raw"], "--rank"),
-        (["--raw", "--rank", "0,1"], "one rank"),
-        (["--raw", "--rank", "0", "--stream", "all"], "one stream"),
-        (["--raw", "--rank", "0", "--grep", "x"], "cannot be combined"),
-        (["--raw", "--rank", "0", "--generation", "all"], "one generation"),
-        (["--raw", "--rank", "0", "--fold"], "cannot be combined"),
-        (["--grep", "("], "--grep"),
-        (["--tail", "-1"], "tail"),
-        (["--stream", "no"], "invalid choice"),
-    ],
-)
-def test_logs_options_that_contradict_each_other(argv: list[str], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        parse_logs(argv)
+)  # fmt: skip
+def test_how_words_are_read(read: Callable[[Any], Any], given: Any, meant: Any) -> None:
+    if isinstance(meant, type):
+        with pytest.raises(meant):
+            read(given)
+    else:
+        assert read(given) == meant
 
 
 def test_logs_selection() -> None:
@@ -308,10 +213,6 @@ def test_logs_selection() -> None:
     assert (default.generation, default.ranks, default.streams) == (None, None, ("stdout", "stderr"))
 
 
-def test_a_script_named_like_an_inventory_is_an_inventory(tmp_path: Path) -> None:
-    assert parse_up([str(tmp_path / "x.toml"), "t.py"]).hosts == str(tmp_path / "x.toml")
-
-
 def test_the_scripts_own_debug_is_not_ours(capsys: pytest.CaptureFixture[str]) -> None:
     before = logging.getLogger().level
     try:
@@ -321,27 +222,6 @@ def test_the_scripts_own_debug_is_not_ours(capsys: pytest.CaptureFixture[str]) -
         assert "Traceback" in capsys.readouterr().err
     finally:
         logging.getLogger().setLevel(before)
-
-
-def test_a_pattern_that_the_nodes_would_not_take_is_a_mistake() -> None:
-    with pytest.raises(UsageError, match="bad escape"):
-        parse_logs(["-f", "--grep", r"\u20ac"])
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--later"], "--later needs a variable"),
-        (["--env", "A-B=1"], "not a valid variable name"),
-        (["--sync", "--rollback"], "--sync and --rollback cannot be combined"),
-        (["--sync", "--env", "NCCL_DEBUG=INFO"], "--sync and --env cannot be combined"),
-        (["--partial"], "needs --sync or --rollback"),
-        (["--env", "NCCL_NOT_SET_HERE"], "not set here"),
-    ],
-)
-def test_a_restart_that_would_set_nothing(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["restart", "h.toml", *words]) == 2
-    assert said in capsys.readouterr().err
 
 
 def test_odd_surroundings_are_no_internal_errors(tmp_path: Path) -> None:
@@ -406,7 +286,7 @@ def test_an_inventory_after_the_script_is_a_mistake(tmp_path: Path, monkeypatch:
     ("verb", "words"),
     [("status", []), ("check", []), ("logs", []), ("stop", []), ("jobs", []), ("up", ["--headless", "no-such.py"])],
 )
-def test_every_command_says_first_that_it_is_about_this_machine_only(
+def test_every_command_says_that_it_is_about_this_machine(
     verb: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -420,3 +300,123 @@ def test_every_command_says_first_that_it_is_about_this_machine_only(
     assert main([verb, *words]) == 2
     first = capsys.readouterr().err.splitlines()[0]
     assert first == "supervisor: hosts: this machine only; hosts.toml here is not used unless you name it"
+
+
+# What `supervisor VERB --help` says of its options, and what `up` says of torchrun's.
+
+
+def shown(verb: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """The text of --help."""
+    with pytest.raises(SystemExit, match="0"):
+        main([verb, "--help"])
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", [verb for verb in BY_VERB if verb != "up"])
+def test_the_usage_of_a_verb_names_all_of_its_options(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    usage, _, rest = shown(verb, capsys).partition("\n\n")
+    own = rest.partition("\noptions:\n")[2].partition("\n\n")[0]
+    options = set(re.findall(r"^  (-[-\w]+)", own, re.MULTILINE)) - {"-h", "--debug"}
+    assert options <= set(re.findall(r"(?<!\S)\[?(--?[a-z][a-z-]*)", usage))
+    assert max(map(len, usage.splitlines())) <= 100
+
+
+def test_what_is_refused_of_torchrun_has_a_heading_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown("up", capsys)
+    silent = text.index("without effect here")
+    refused = text.index("that are refused")
+    assert all(silent < text.index(flags[-1]) < refused for flags, _, _ in torchrun.SILENT)
+    assert all(refused < text.index(flags[-1]) for flags, _, _ in torchrun.REFUSED)
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--local-addr", "10.0.0.1", "t.py"], []),
+        (["--local-addr", "10.0.0.1", "hosts.toml", "t.py"], ["--local-addr"]),
+        (["--local-addr", "10.0.0.1", "--hosts", "a,b", "t.py"], ["--local-addr"]),
+        (["--master-addr", "n1", "--master-port", "1", "t.py"], ["--master-addr", "--master-port"]),
+        (["--rdzv-backend", "static", "--master-addr", "n1", "--master-port", "1", "t.py"], ["torch's"]),
+    ],
+)
+def test_an_option_is_called_without_effect_only_where_it_has_none(argv: list[str], said: list[str]) -> None:
+    assert [line.split()[0] for line in torchrun.notices(parse_up(argv))] == said
+
+
+def test_the_manual_page_has_every_command_and_option_and_no_stray_request(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["man"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for verb in BY_VERB:
+        start = lines.index(f".SS supervisor {verb}")
+        own = "\n".join(lines[start + 1 :]).partition("\n.SS ")[0]
+        options = [name for _, names in named_options(describe(verb)) for name in names if name not in ("-h", "--help")]
+        assert all(name.replace("-", "\\-") in own for name in options), verb
+    requests = {line.split(" ")[0] for line in lines if line.startswith((".", "'"))}
+    assert requests == {".TH", ".SH", ".SS", ".PP", ".TP", ".B", ".br", ".nf", ".fi"}
+
+
+# `supervisor completion`: what fits at each place of a command line, from parsers, files and what was seen before.
+
+
+HOSTS = """
+[[hosts]]
+name = "gpu[1-2]"
+[[hosts]]
+name = "west"
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with an inventory that was used before, and its two jobs."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hosts.toml").write_text(HOSTS)
+    known.note(local(), [{"job": "alone-1", "state": "running", "world_size": 1}])
+    ended = {"job": "old-7", "state": "failed", "world_size": 2}
+    known.note(load(tmp_path / "hosts.toml"), [{"job": "train-k3f9", "state": "running", "world_size": 4}, ended])
+    return tmp_path
+
+
+def words(line: str) -> list[str]:
+    """What is offered for the last word."""
+    return [one.word for one in complete(line.split(" ")[1:])[1]]
+
+
+COMPLETIONS = [line.split("^ ->") for line in (DATA / "completions.txt").read_text().splitlines()[1:]]
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(("line", "offered"), COMPLETIONS)
+def test_what_fits_is_offered(line: str, offered: str) -> None:
+    assert words(f"supervisor {line}") == offered.split()
+
+
+@pytest.mark.usefixtures("here")
+def test_all_verbs_are_offered_and_no_option_of_our_own() -> None:
+    assert words("supervisor ") == list(BY_VERB)
+    assert "--describe-options" not in words("supervisor status --")
+    assert "USR1" in words("supervisor signal hosts.toml train-k3f9 U")
+
+
+@pytest.mark.parametrize("verb", BY_VERB)
+def test_every_verb_completes_its_options(verb: str) -> None:
+    assert "--debug" in words(f"supervisor {verb} --")
+
+
+def test_the_shell_completes_files_where_they_belong(here: Path) -> None:
+    assert complete(["status", ""])[0] == "toml"
+    assert complete(["status", "hosts.toml", ""])[0] == "words"
+    assert complete(["up", "hosts.toml", ""])[0] == "files"
+    assert complete(["up", "hosts.toml", "train.py", "--"]) == ("files", []), "the rest goes to the script"
+    assert complete(["report", "-o", ""])[0] == "files"
+
+
+def test_what_is_gone_or_broken_is_not_offered(here: Path) -> None:
+    for file in (here / "state" / "supervisor" / "known").glob("*.json"):
+        file.with_name(f"x{file.name}").write_text('{"words": 3, "jobs": [{"job": "$(x)"}]}')
+    known.note(load(here / "hosts.toml"), [{"job": "new-1"}], complete=True)
+    assert words("supervisor status hosts.toml ") == ["new-1"]
+    (here / "hosts.toml").unlink()
+    assert words("supervisor status ") == ["alone-1"]
+    assert words("supervisor cordon hosts.toml --node ") == []

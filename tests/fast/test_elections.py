@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import random
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import Phase, given
@@ -12,9 +16,14 @@ from hypothesis import strategies as st
 
 from remote_agent.coordinator import inputs, policy
 from remote_agent.coordinator import state as s
-from remote_agent.wire import NodeSpec
+from remote_agent.election import member
+from remote_agent.election.ballot import Ballot
+from remote_agent.election.member import Member
+from remote_agent.wire import NodeSpec, leases
 from tests.examples import examples
 from tests.fast.agents_world import Agents
+from tests.fast.cases import Case, read_cases
+from tests.fast.waiting import some
 from tests.fast.world import spec
 
 # With these the two groups ran when heartbeats counted from their arrival.
@@ -28,23 +37,47 @@ def group(size: int, seed: int = 0, spares: int = 0) -> Agents:
     return world
 
 
-@pytest.mark.parametrize(("size", "away"), [(3, {"n1"}), (4, {"n1"}), (5, {"n1", "n2"}), (5, {"n1"})])
-def test_the_larger_side_elects_and_all_are_one_group_again(size: int, away: set[str]) -> None:
-    world = group(size)
-    world.split(away)
-    world.pass_time(60)
-    assert world.running() == set(world.agents) - away
-    world.heal()
-    world.pass_time(60)
-    assert world.running() == set(world.agents)
-    assert len(world.heads()) == 1
+def until_two_heads(world: Agents) -> None:
+    for _ in range(200):
+        if len(world.heads()) == 2:
+            return
+        world.pass_time(0.25)
 
 
-def test_half_of_a_group_stays_with_the_coordinator() -> None:
-    world = group(4)
-    world.split({"n1", "n2"})
-    world.pass_time(60)
-    assert world.running() == {"n1", "n2"}
+def come_back_empty(world: Agents, name: str, follows: str) -> None:
+    """A node comes back without its disk, and is told of the first coordinator."""
+    world.agents[name].lose_disk()
+    world.boot(name)
+    world.agents[name].follow(1, follows)
+
+
+# The commands of `data/elections.txt`; `run`: these have workers.
+COMMANDS: dict[str, Callable[..., object]] = {
+    "split": lambda world, *side: world.split(set(side)),
+    "cut": lambda world, *pair: world.blocked.add(frozenset(pair)),
+    "join": lambda world, *pair: world.blocked.discard(frozenset(pair)),
+    "heal": Agents.heal,
+    "die": Agents.die,
+    "come_back_empty": come_back_empty,
+    "until_two_heads": until_two_heads,
+    "time": lambda world, seconds: world.pass_time(float(seconds)),
+}
+SEEN: dict[str, Callable[[Agents], set[str]]] = {
+    "run": Agents.running,
+    "heads": lambda world: {head.name for head in world.heads()},
+}
+
+
+@pytest.mark.parametrize("case", read_cases("elections.txt"), ids=lambda case: case.fields[0])
+def test_who_goes_on_after_a_split(case: Case) -> None:
+    """The promises are checked after every step: never two groups."""
+    world = group(int(case.fields[1]))
+    for line in case.body.strip().splitlines():
+        command, *words = line.split()
+        if command in SEEN:
+            assert SEEN[command](world) == set(words), line
+        else:
+            COMMANDS[command](world, *words)
 
 
 @pytest.mark.parametrize(("size", "pause"), [(2, 5), (2, 20), (3, 5), (3, 20)])
@@ -89,66 +122,6 @@ def test_a_spare_comes_in_for_the_coordinators_node(late: bool) -> None:
     assert head.role.restarts == 0
 
 
-def test_a_node_that_counts_by_an_old_group_wins_no_vote() -> None:
-    """n3 fell out, n1 and n2 went on without it: then n1 alone is half of that group, and n2 with n3 is not."""
-    world = group(3)
-    world.blocked.add(frozenset(("n1", "n3")))
-    world.pass_time(60)
-    assert world.running() == {"n1", "n2"}
-    world.blocked.add(frozenset(("n1", "n2")))
-    world.pass_time(90)
-    assert world.running() == {"n1"}
-    world.heal()
-    world.pass_time(60)
-    assert world.running() == {"n1", "n2", "n3"}
-
-
-def test_the_half_with_the_coordinator_stays_though_the_others_were_more_before() -> None:
-    world = group(5)
-    world.split({"n5"})
-    world.pass_time(60)
-    assert world.running() == {"n1", "n2", "n3", "n4"}
-    world.heal()
-    world.split({"n1", "n2"})
-    # n5 would be the fifth vote of the group before.
-    world.pass_time(90)
-    assert world.running() in ({"n1", "n2"}, {"n3", "n4", "n5"})
-
-
-def test_a_new_coordinator_is_no_tie_break_before_its_own_group_has_formed() -> None:
-    world = group(4)
-    world.split({"n1"})
-    for _ in range(200):
-        if [head.name for head in world.heads()] == ["n1", "n2"]:
-            break
-        world.pass_time(0.25)
-    world.heal()
-    world.split({"n1", "n3"})
-    world.pass_time(90)
-    assert len({world.agents[name].running for name in world.running()}) <= 1
-
-
-def test_a_node_without_its_disk_gives_no_vote_for_the_group_that_it_was_in() -> None:
-    """n2 and n3 went on without n1, then n2 alone; n3 comes back without its disk and sees only n1."""
-    world = group(3)
-    world.split({"n1"})
-    world.pass_time(60)
-    assert world.running() == {"n2", "n3"}
-    world.die("n3")
-    world.pass_time(60)
-    assert world.running() == {"n2"}
-    world.split({"n2"})
-    world.blocked.discard(frozenset(("n1", "n3")))
-    world.agents["n3"].lose_disk()
-    world.boot("n3")
-    world.agents["n3"].follow(1, "n1")
-    world.pass_time(90)
-    assert world.running() == {"n2"}
-    world.heal()
-    world.pass_time(90)
-    assert world.running() == {"n1", "n2", "n3"}
-
-
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_heartbeat_from_before_a_cut_does_not_prolong_the_group_after_it(seed: int) -> None:
     """The link heals for a moment, in which the coordinator gets what was sent seconds ago, and the members vote."""
@@ -164,22 +137,13 @@ def test_a_heartbeat_from_before_a_cut_does_not_prolong_the_group_after_it(seed:
     world.pass_time(world.job.node_timeout)
 
 
-MOVES = st.lists(
-    st.tuples(
-        st.sampled_from(
-            ["split", "cut", "cut", "heal", "die", "boot", "wipe", "restart", "remove", "freeze", "time", "time"]
-        ),
-        st.integers(0, 31),
-    ),
-    max_size=14,
-)
+KINDS = ("split", "cut", "cut", "heal", "die", "boot", "wipe", "restart", "remove", "freeze", "time", "time")
+MOVES = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 31)), max_size=14)
 
 
 @examples(60, derandomize=True, phases=[Phase.generate])
 @given(st.integers(2, 5), st.integers(0, 1), st.integers(0, 999), MOVES)
-def test_never_two_groups_and_one_again_after_healing(
-    size: int, spares: int, seed: int, moves: list[tuple[str, int]]
-) -> None:
+def test_never_two_groups(size: int, spares: int, seed: int, moves: list[tuple[str, int]]) -> None:
     world = group(size, seed, spares)
     for kind, number in moves:
         play(world, kind, number)
@@ -193,8 +157,7 @@ def test_never_two_groups_and_one_again_after_healing(
     world.pass_time(150)
     heads = world.heads()
     assert len(heads) == 1, [head.name for head in heads]
-    state = heads[0].role
-    assert state is not None
+    state = some(heads[0].role)
     wanted = {name for name, node in state.nodes.items() if node.status not in ("removed", "failed")}
     if wanted:
         assert state.phase == s.RUNNING
@@ -228,3 +191,104 @@ def play(world: Agents, kind: str, number: int) -> None:
         moves[kind]()
     elif heads:
         heads[0].feed(verbs[kind])
+
+
+# A member's lease and vote: whose orders count, what a vote promises, and how long workers live without an answer.
+
+
+TIMEOUT = 15.0
+
+
+def follower(name: str = "n2", **changes: Any) -> Member:
+    base = Member(me=name, node_timeout=TIMEOUT, term=1, coordinator="n1", contact=0.0)
+    return dataclasses.replace(base, **changes)
+
+
+def test_an_older_term_is_not_followed() -> None:
+    view, accepted = member.accept(follower(term=3), 2, "n4", 1.0)
+    assert not accepted
+    assert view.coordinator == "n1"
+
+
+def test_a_second_coordinator_of_the_same_term_is_not_followed() -> None:
+    assert not member.accept(follower(), 1, "n3", 1.0)[1]
+
+
+def test_a_newer_term_is_followed_and_renews_the_lease() -> None:
+    view, accepted = member.accept(follower(), 2, "n3", 9.0)
+    assert accepted
+    assert (view.coordinator, view.contact) == ("n3", 9.0)
+
+
+def test_the_lease_runs_from_when_the_answered_heartbeat_was_sent() -> None:
+    view = member.renew_lease(follower(), 5.0)
+    assert not member.lease_over(view, 5.0 + 0.79 * TIMEOUT)
+    assert member.lease_over(view, 5.0 + 0.81 * TIMEOUT)
+
+
+def test_workers_are_dead_before_the_coordinator_may_form_a_group_without_them() -> None:
+    """From the words of leases.py: one share and the end of the workers fit before the next share begins."""
+    for timeout in (3.0, 3.5, 4.0, 6.0, 13.0, 15.0, 60.0, 3600.0):
+        end = (leases.STOP + leases.DEATH) * timeout + leases.LOOK_S
+        assert leases.HELD * timeout + end <= leases.LEASE * timeout
+        assert leases.LEASE * timeout + end <= timeout
+        assert leases.holds(timeout)
+    assert not any(leases.holds(timeout) for timeout in (0.0, 0.5, 1.0, 2.9))
+
+
+def test_no_vote_against_a_coordinator_in_charge() -> None:
+    _, reason = member.vote(follower(contact=10.0), 2, "n3", 12.0)
+    assert reason == "n1 is in charge"
+
+
+def test_a_vote_for_the_successor_needs_no_wait() -> None:
+    view, reason = member.vote(follower(contact=10.0, successor="n3"), 2, "n3", 10.1)
+    assert reason == ""
+    assert view.voted == "n3"
+
+
+def test_a_dead_coordinator_is_replaced_sooner_than_a_silent_one() -> None:
+    dead = member.refused(follower(contact=10.0), 10.5)
+    assert member.leaderless(dead, 10.5 + member.DEAD_MARGIN_S + 0.1)
+    assert not member.leaderless(follower(contact=10.0), 10.5 + member.DEAD_MARGIN_S + 0.1)
+
+
+def test_candidates_take_turns() -> None:
+    order = ["n2", "n3"]
+    now = 0.8 * TIMEOUT + 0.1
+    assert member.election_due(follower("n2"), order, now)
+    assert not member.election_due(follower("n3"), order, now)
+    assert member.election_due(follower("n3"), order, now + member.STAGGER_S)
+
+
+@contextlib.contextmanager
+def nothing_can_be_written() -> Iterator[None]:
+    """As on a full disk: files can be made and deleted, and take no byte."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_promise_that_cannot_be_written_makes_another_node_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "term.json"
+    ballot = Ballot(path, Member("n2", TIMEOUT))
+    assert ballot.vote(1, "n1") == ""
+    disk = ballot.disk
+    assert Ballot(path, Member("n2", TIMEOUT)).disk == disk
+    with nothing_can_be_written():
+        assert ballot.vote(2, "n3") == ""
+        assert ballot.vote(2, "n1") != ""
+    assert (ballot.disk, ballot.view.voted) == (disk, "n3")
+    # Not even when there is space again: the journal may lack what it said it had.
+    assert ballot.vote(3, "n1") == ""
+    again = Ballot(path, Member("n2", TIMEOUT))
+    assert (again.view.term, again.disk == disk) == (0, False)
+
+
+def test_before_a_coordinator_was_named_nobody_stands() -> None:
+    fresh = Member(me="n1", node_timeout=TIMEOUT)
+    assert member.leaderless(fresh, 100.0)
+    assert not member.election_due(fresh, ["n1"], 100.0)

@@ -15,6 +15,7 @@ from remote_agent.diagnose.flight import Record, compare, read
 from remote_agent.diagnose.flight_files import parse_flight_record
 from remote_agent.wire.gate import MAX_DEPTH, Misfit
 from supervisor.postmortem.diagnosis import diagnose
+from tests.fast.waiting import some
 
 WORLD = (0, 1, 2)
 LIBRARY = {"name": "all_reduce", "filename": "/v/site-packages/torch/distributed/distributed_c10d.py", "line": 3245}
@@ -82,11 +83,10 @@ PARTINGS: tuple[tuple[str, tuple[Sequence[Any] | None, ...], tuple[int, ...], st
 @pytest.mark.parametrize(
     ("kind", "calls", "culprits", "says"), PARTINGS, ids=[f"{n} {one[0]}" for n, one in enumerate(PARTINGS)]
 )
-def test_where_ranks_part(
+def test_where_they_part(
     kind: str, calls: tuple[Sequence[Any] | None, ...], culprits: tuple[int, ...], says: str
 ) -> None:
-    parting = compare(records(*calls))
-    assert parting is not None
+    parting = some(compare(records(*calls)))
     assert (parting.kind, parting.culprits) == (kind, culprits), parting
     assert parting.headline.startswith(says), parting.headline
 
@@ -119,8 +119,7 @@ def test_calls_of_gloo_that_have_timed_out_still_show_who_is_missing() -> None:
 
 
 def test_numbers_that_no_rank_counts_to_take_no_time() -> None:
-    parting = compare(records([done(1), call(2**62, "all_reduce", *[2**40] * 500)], [done(1)], [done(1)]))
-    assert parting is not None
+    parting = some(compare(records([done(1), call(2**62, "all_reduce", *[2**40] * 500)], [done(1)], [done(1)])))
     assert (parting.kind, parting.culprits) == ("ahead", (0,))
 
 
@@ -215,9 +214,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_what_is_no_flight_record_gives_one_clear_line(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_no_flight_record_is_one_line(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, says = HOSTILE[name]
     write(tmp_path, [call(1)], [call(1)])
     path = tmp_path / "nccl_trace_rank_2"

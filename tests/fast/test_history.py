@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from remote_agent.history.keeper import Keeper
 from remote_agent.history.pyramid import BUCKETS, WIDTHS_S, History, Span, unpack
 from remote_agent.logs.progress import REPORTS, REPORTS_LOOK_BACK, Reports, StepReader
 from remote_agent.wire import Answer, JobSpec, NodeSpec, Problem
-from supervisor.history import Series, merge, of_histories, query
+from supervisor.history import Series, merge, query
 from supervisor.ssh.answers import MalformedAnswer, read_answer
 
 LOSS = ("loss", 3)
@@ -80,32 +79,26 @@ def test_the_file_gives_the_same_back_and_a_damaged_one_what_is_whole() -> None:
     assert History.from_bytes(b"").names() == History.from_bytes(b"x" * 100_000).names() == []
 
 
-def test_a_keeper_writes_its_file_and_an_agent_that_is_started_again_reads_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_history_outlives_its_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeper, "EVERY_S", 0.0)
     monkeypatch.setattr(keeper, "SAVE_S", 0.0)
     path = tmp_path / "history.bin"
-
-    async def scenario() -> None:
-        kept = Keeper(path)
-        task = asyncio.ensure_future(kept.keep(lambda: (100.0, {LOSS: 2.5})))
-        while not path.exists():
-            await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        answer = await Keeper(path).answer({"kinds": ["loss"], "ids": [3], "level": 1, "count": 2, "last": None})
-        assert (answer.data["first"], answer.data["series"]) == (11, [["loss", 3]])
-        assert unpack(answer.body, 2)[1][1] == 2.5
-        for wrong in ({"level": 9, "count": 2}, {"level": 0, "count": 0}, {"level": 0, "count": 10**9}):
-            with pytest.raises(Problem, match="no such span"):
-                await kept.answer({"kinds": ["loss"], **wrong})
-
-    asyncio.run(scenario())
+    kept = Keeper(path)
+    task = asyncio.ensure_future(kept.keep(lambda: (100.0, {LOSS: 2.5})))
+    while not path.exists():
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    answer = await Keeper(path).answer({"kinds": ["loss"], "ids": [3], "level": 1, "count": 2, "last": None})
+    assert (answer.data["first"], answer.data["series"]) == (11, [["loss", 3]])
+    assert unpack(answer.body, 2)[1][1] == 2.5
+    for wrong in ({"level": 9, "count": 2}, {"level": 0, "count": 0}, {"level": 0, "count": 10**9}):
+        with pytest.raises(Problem, match="no such span"):
+            await kept.answer({"kinds": ["loss"], **wrong})
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_finished_job_answers_from_its_file(tmp_path: Path) -> None:
+async def test_a_finished_job_answers_from_its_file(tmp_path: Path) -> None:
     files = Home(tmp_path).job("a")
     files.make()
     files.spec.write_text(json.dumps(JobSpec("a", "train.py", (NodeSpec("n1", "n1", "1"),)).to_json()))
@@ -113,31 +106,12 @@ def test_a_finished_job_answers_from_its_file(tmp_path: Path) -> None:
     history = History()
     history.add(100, {LOSS: 2.5})
     files.history.write_bytes(history.to_bytes())
-
-    async def ask() -> Any:
-        return await FileRequests(files).handle("series", {"kinds": ["loss"], "level": 0, "count": 1}, b"")
-
-    answer = asyncio.run(ask())
+    answer: Any = await FileRequests(files).handle("series", {"kinds": ["loss"], "level": 0, "count": 1}, b"")
     assert list(unpack(answer.body, 1)[1]) == [2.5]
     assert read_answer("n1", "series", answer) == answer
     for body in (b"", answer.body + b"x", answer.body[:-1]):
         with pytest.raises(MalformedAnswer, match="the values of series do not match"):
             read_answer("n1", "series", Answer(answer.data, body))
-
-
-def test_one_sample_costs_less_than_a_percent_of_a_core() -> None:
-    progress = {"loss": 2.0, "lr": 1e-3, "grad_norm": 1.0, "rate": 5000.0, "steps_s": 2.0}
-    gpus = [{"index": number, "use": 90, "mem_used": 1 << 34, "power": 500, "temp": 60} for number in range(8)]
-    history = History()
-    found: dict[Any, float] = {}
-    begin = time.process_time()
-    for second in range(0, 400, 2):
-        found = dict(samples.of_node({"cpu": 50.0, "mem_used": 1 << 34, "gpus": gpus}))
-        for rank in range(8):
-            found.update(samples.of_rank(rank, second, progress, {"cpu": 100.0}))
-        history.add(second, found)
-    assert len(found) == 2 + 4 * 8 + 7 * 8
-    assert (time.process_time() - begin) / 400 < 0.01
 
 
 def test_what_is_not_a_number_is_no_sample() -> None:
@@ -171,71 +145,10 @@ def test_the_series_of_all_nodes_begin_together_and_a_rank_that_moved_is_one() -
     assert merged().ranks == {}
 
 
-def test_a_part_of_the_past_is_answered_as_finely_as_it_is_kept_and_of_one_node() -> None:
-    n1, n2 = History(), History()
-    for second in range(0, 4000, 2):
-        n1.add(second, {LOSS: float(second)})
-        n2.add(second, {("loss", 4): 1.0})
-    # Of 4,000 s, 2,048 are kept in buckets of 8 s.
-    wanted = query(["loss"], None, 1000.0, 50, window=(3000.0, 3200.0), node="n1")
-    assert (WIDTHS_S[wanted.level], wanted.buckets, wanted.last) == (8, 26, 400)
-    found = of_histories(wanted, {"n1": n1, "n2": n2})
-    assert list(found.ranks) == [LOSS]
-    assert (found.begin_s, found.buckets) == (3000.0, 26)
-    assert list(found.ranks[LOSS].mean[:2]) == [3003.0, 3011.0]
-    assert WIDTHS_S[query(["loss"], None, 400.0, 50, window=(3600.0, 3700.0)).level] == 2
-    assert WIDTHS_S[query(["loss"], None, 4000.0, 50, window=(0.0, 100.0)).level] == 32
-
-
 @pytest.mark.parametrize(("seconds", "width"), [(1, 2), (200, 2), (201, 8), (3200, 32), (10**9, 2048)])
 def test_a_span_is_answered_as_finely_as_it_fits(seconds: int, width: int) -> None:
     assert WIDTHS_S[query(["loss"], None, seconds, 100).level] == width
     assert query(["loss"], None, seconds, 100).buckets <= 101
-
-
-@pytest.mark.parametrize(
-    ("text", "step", "total"),
-    [
-        (b"step 803/2000 loss 1\n", 803, 2000),
-        (b"step=803/2000 loss=1\n", 803, 2000),
-        (b"step 803 of 2000: loss 1\n", 803, 2000),
-        (b"Iter: [ 12/100] loss 1\n", 12, 100),
-        (b" 40%|####  | 803/2000 [01:00<01:30, 13it/s]\r", 803, 2000),
-        (b"epoch=3 step=60/1200 loss=1\n", 60, 1200),
-        (b"epoch 3/10 loss 1\n", 3, 10),
-        (b"step 803/2000\nsaved snapshot step=800\n", 800, 2000),
-        (b"step 803\n", 803, None),
-        (b"step 803/s\n", 803, None),
-        (b"step 803/5\n", 803, None),
-        (b"step 803/20", 803, None),
-        # Of an epoch, not of the training.
-        (b"Epoch [1/10], Step [100/600], Loss: 1\n", 100, None),
-        (b"Epoch 1: 40%|####  | 40/100 [01:00<01:30, 13it/s]\r", 40, None),
-        (b"step 99/100\nstep 1/100\nstep 2/100\n", 2, None),
-    ],
-)
-def test_of_how_many_steps_is_read_where_it_is_certain(text: bytes, step: int, total: int | None) -> None:
-    reader = StepReader()
-    for line in text.splitlines(keepends=True):
-        reader.feed("stdout", line, 1)
-    assert (reader.step, reader.total) == (step, total)
-
-
-@pytest.mark.parametrize(
-    ("text", "lr", "norm"),
-    [
-        (b"step=120 loss=1.8831 lr=3.0e-04 tok/s=96,021\n", 3e-4, None),
-        (b"{'loss': 0.45, 'grad_norm': 1.2, 'learning_rate': 5e-05}\n", 5e-5, 1.2),
-        (b"learning rate: [0.01, 0.02] gnorm 0.5 \n", 0.01, 0.5),
-        (b"gradient norm is 3\nyearlr 4\n", None, None),
-        (b"grad norm: nan\n", None, "nan"),
-    ],
-)
-def test_learning_rate_and_gradient_norm_as_scripts_print_them(text: bytes, lr: object, norm: object) -> None:
-    reader = StepReader()
-    reader.feed("stdout", text, 1)
-    values = reader.figures.values()
-    assert (values["lr"], values["grad_norm"]) == (lr, norm)
 
 
 def test_what_a_script_writes_for_us_replaces_what_its_output_shows(tmp_path: Path) -> None:

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import dataclasses
+import re
+import shlex
+import tracemalloc
 from pathlib import Path
 
 import pytest
+from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
+from hypothesis import given
+from hypothesis import strategies as st
 
 from supervisor import known
 from supervisor.cli import home
 from supervisor.cli.entry import main
 from supervisor.cli.options import Parser, add_sources, load_inventory, source_words
 from supervisor.errors import UsageError
-from supervisor.inventory import InventoryError, load, local, sources
+from supervisor.inventory import Host, PatternError, expand, load, local, sources
+from supervisor.inventory.pattern import fold
+from supervisor.ssh import AgentFile, HostError, connect
+from supervisor.ssh.srun import environment, words
+from tests.fast.cases import DATA
 
 Hosts = list[tuple[str, str]]
 
@@ -24,10 +35,6 @@ def options(*words: str) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def hosts(*words: str) -> Hosts:
-    return [(host.name, host.nproc_per_node) for host in load_inventory(None, options(*words)).hosts]
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [(("--hosts", "a,b"), "--hosts a,b"), (("--hostfile", "f"), "--hostfile f"), (("--srun",), "--srun"), ((), None)],
@@ -36,64 +43,38 @@ def test_a_command_to_copy_names_the_source(words: tuple[str, ...], said: str | 
     assert source_words(None, options(*words)) == said
 
 
-def test_a_list_of_hosts() -> None:
-    assert hosts("--hosts", "a,gpu[01-02]") == [("a", "auto"), ("gpu01", "auto"), ("gpu02", "auto")]
+def meant(line: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The hosts that a command line of sources.txt means."""
+    for variable in ("SLURM_JOB_NODELIST", "PBS_NODEFILE"):
+        monkeypatch.delenv(variable, raising=False)
+    given = [word.partition("=") if re.match("[A-Z_]+=", word) else word for word in shlex.split(line)]
+    for one in given:
+        if one[0] == "FILE":
+            Path("FILE").write_text(one[2].replace("|", "\n"))
+        elif isinstance(one, tuple):
+            monkeypatch.setenv(one[0], one[2])
+    try:
+        found = load_inventory(None, options(*(word for word in given if isinstance(word, str)))).hosts
+    except UsageError as refused:
+        return f"refused: {refused.message}"
+    return " ".join(f"{host.name}:{host.nproc_per_node}".removesuffix(":auto") for host in found)
+
+
+SOURCES = [line.split(" -> ") for line in (DATA / "sources.txt").read_text().splitlines()[1:]]
+
+
+@pytest.mark.parametrize(("line", "hosts"), SOURCES)
+def test_which_hosts_are_named(line: str, hosts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert meant(line, monkeypatch) == hosts
+
+
+def test_a_host_of_a_list_may_have_a_user_and_a_port() -> None:
     found = load_inventory(None, options("--hosts", "ubuntu@10.0.0.1:2222,b"))
     assert [(host.name, host.user, host.port) for host in found.hosts] == [
-        ("10.0.0.1", "ubuntu", 2222),
-        ("b", None, None),
-    ]
+        ("10.0.0.1", "ubuntu", 2222), ("b", None, None),
+    ]  # fmt: skip
     assert found.job.workdir == Path.cwd()
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("n1 slots=8\nn2 slots=4\n", [("n1", "8"), ("n2", "4")]),
-        ("# a comment\n\nn1 slots=2 max_slots=4 # four at most\nn2\n", [("n1", "2"), ("n2", "auto")]),
-        ("n1:2\nn2:2\n", [("n1", "2"), ("n2", "2")]),
-        ("n1\nn1\nn2\n", [("n1", "auto"), ("n2", "auto")]),
-        ("n1 slots=2\nn1 slots=3\n", [("n1", "5")]),
-    ],
-)
-def test_hostfiles(tmp_path: Path, text: str, expected: Hosts) -> None:
-    (tmp_path / "hostfile").write_text(text)
-    assert hosts("--hostfile", str(tmp_path / "hostfile")) == expected
-
-
-@pytest.mark.parametrize(
-    ("environ", "expected"),
-    [
-        ({"SLURM_JOB_NODELIST": "gpu[01-03]"}, [("gpu01", "auto"), ("gpu02", "auto"), ("gpu03", "auto")]),
-        ({"SLURM_JOB_NODELIST": "a,b[2,4]", "SLURM_GPUS_ON_NODE": "8"}, [("a", "8"), ("b2", "8"), ("b4", "8")]),
-        ({"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_GPUS_PER_NODE": "h100:4"}, [("n1", "4"), ("n2", "4")]),
-        ({"SLURM_JOB_NODELIST": "n[1-3]", "SLURM_TASKS_PER_NODE": "4(x2),2"}, [("n1", "4"), ("n2", "4"), ("n3", "2")]),
-        ({"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_NODE": "1(x2)"}, [("n1", "auto"), ("n2", "auto")]),
-    ],
-)
-def test_allocations(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], expected: Hosts) -> None:
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    assert hosts("--slurm") == expected
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (["--hosts", "a,,b"], "--hosts a,,b: '' is not a host"),
-        (["--hosts", "gpu[1-"], "--hosts: 'gpu\\[1-': a bracket is not closed"),
-        (["--hosts", "a,a"], "--hosts: .*two hosts are called a"),
-        (["--hosts", "x;y@a"], "--hosts: .*a.user: 'x;y' is not a user name"),
-        (["--hosts", "a$x"], r"--hosts: .*name: 'a\$x' is not 1 to 64 letters"),
-        (["--hostfile", "/no/such"], "--hostfile /no/such: cannot be read: No such file"),
-        (["--slurm"], "SLURM_JOB_NODELIST is not set"),
-        (["--hosts", "a", "--slurm"], "--hosts and --slurm both name the hosts"),
-    ],
-)
-def test_what_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch, given: list[str], words: str) -> None:
-    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
-    with pytest.raises(UsageError, match=words):
-        load_inventory(None, options(*given))
 
 
 def test_an_allocation_takes_the_python_that_is_active_here(tmp_path: Path) -> None:
@@ -105,19 +86,6 @@ def test_an_allocation_takes_the_python_that_is_active_here(tmp_path: Path) -> N
     made = sources.from_slurm({**environ, "PATH": f"/nowhere:{tmp_path}"})
     assert made["defaults"] == {"python": str(python), "via": "auto"}
     assert f'[defaults]\npython = "{python}"' in sources.to_toml(made, "an allocation")
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("n1 slots=8\nn2 slots=many\n", "f:2: slots=many: must be a number above 0"),
-        ("n1 slots 8\n", "f:1: cannot read 'n1 slots 8'"),
-        ("# nothing\n", "f: it has no host"),
-    ],
-)
-def test_a_hostfile_that_is_wrong_is_named_with_its_line(text: str, words: str) -> None:
-    with pytest.raises(InventoryError, match=words):
-        sources.from_hostfile(text, "f")
 
 
 @pytest.mark.parametrize("words", [["hosts", "u@a:22,gpu[1-3]"], ["hostfile", "FILE"], ["slurm"], ["pbs"]])
@@ -145,15 +113,6 @@ def test_nodes_that_share_a_home_have_roots_of_their_own(tmp_path: Path) -> None
     assert found == [("n1", "2", roots[0]), ("n2", "2", roots[1])]
 
 
-def test_the_nodes_of_a_pbs_allocation_are_taken_once_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "nodes").write_text("n1.cluster\nn1.cluster\nn2.cluster\n")
-    monkeypatch.setenv("PBS_NODEFILE", str(tmp_path / "nodes"))
-    assert [host["name"] for host in sources.from_pbs()["hosts"]] == ["n1.cluster", "n2.cluster"]
-    monkeypatch.delenv("PBS_NODEFILE")
-    with pytest.raises(InventoryError, match="PBS_NODEFILE is not set"):
-        sources.from_pbs()
-
-
 def test_hosts_needs_to_know_what_to_read(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["hosts", "--from", "hostfile"]) == 2
     assert main(["hosts", "--from", "slurm", "x"]) == 2
@@ -165,9 +124,7 @@ def test_a_local_disk_is_not_shared(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [["--slurm"], ["--srun"], ["--pbs"]])
-def test_an_allocation_is_offered_inside_it_only(
-    words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_allocation_is_offered_inside_it(words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A remembered allocation is none once it is over; inside one, it is there without having been used."""
     (source,) = (one for one in sources.SOURCES if one.option == words[0])
     for variable in {one.variable for one in sources.SOURCES if one.variable}:
@@ -183,3 +140,112 @@ def test_an_allocation_is_offered_inside_it_only(
     assert home.KnownJobs().asked[1] > 0
     (tmp_path / "state").rename(tmp_path / "forgotten")
     assert home.KnownJobs().asked[1] > 0
+
+
+# Node-set patterns: written order, zero padding, mistakes; the same names as ClusterShell where that can tell.
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("n1", ["n1"]), ("n[1-3]", ["n1", "n2", "n3"]), ("n[08-11]", ["n08", "n09", "n10", "n11"]),
+        ("n[0-12/4]", ["n0", "n4", "n8", "n12"]), ("n[3,1,7-8]", ["n3", "n1", "n7", "n8"]),
+        ("b1,a[1-2]", ["b1", "a1", "a2"]), ("r[1-2]n[1-2]", ["r1n1", "r1n2", "r2n1", "r2n2"]),
+        ("10.0.[0-1].5", ["10.0.0.5", "10.0.1.5"]), ("fd00::[1-2]", ["fd00::1", "fd00::2"]), ("n[007]", ["n007"]),
+    ],
+)  # fmt: skip
+def test_names_come_in_written_order(pattern: str, names: list[str]) -> None:
+    assert expand(pattern) == names
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("n[", "not closed"), ("n]", "do not match"), ("n[[1]]", "do not match"), ("n[]", "not a list of numbers"),
+        ("n[a-c]", "not a list of numbers"), ("n[1-]", "not a list of numbers"),
+        ("n[3-1]", "runs backwards; write 1-3"), ("n[08-100]", "mixes widths; write 008-100"),
+        ("n[1-3/0]", "step 0"), ("a,,b", "an empty name"), ("", "an empty name"),
+        ("n[1-10000000]", "more than 4096"), ("n[1-100]x[1-100]", "more than 4096"),
+        (",".join(["n[1-4000]"] * 2), "more than 4096"), ("n[" + ",".join(["1-4096"] * 2) + "]", "more than 4096"),
+        ("n" + "[1-4096]" * 2, "more than 4096"), ("n[" + "1" * 5000 + "]", "not a list of numbers"),
+        ("n[1-4]" + "9" * 300, "a name is longer than 255 characters"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named(pattern: str, message: str) -> None:
+    with pytest.raises(PatternError, match=message):
+        expand(pattern)
+
+
+def test_a_pattern_that_means_too_many_names_costs_no_memory() -> None:
+    tracemalloc.start()
+    try:
+        for pattern in ("n[" + ",".join(["1-4096"] * 500) + "]", "n" + "[1-4096]" * 500):
+            with pytest.raises(PatternError, match="more than 4096") as refused:
+                expand(pattern)
+            assert len(str(refused.value)) < 200
+        _size, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 8_000_000
+
+
+_range = st.builds(
+    lambda low, more, step: f"{low}-{low + more}/{step}", st.integers(0, 200), st.integers(0, 15), st.integers(1, 4)
+)
+_padded = st.builds(lambda low, more: f"{low:02}-{low + more:02}", st.integers(0, 80), st.integers(0, 15))
+_bracket = st.lists(_range, min_size=1, max_size=3).map(",".join) | _padded
+
+
+@given(st.lists(_bracket, min_size=1, max_size=2))
+def test_the_names_are_those_of_clustershell(brackets: list[str]) -> None:
+    pattern = "n" + "x".join(f"[{bracket}]" for bracket in brackets)
+    assert set(expand(pattern)) == set(NodeSet(pattern, resolver=RESOLVER_NOGROUP))
+
+
+def test_names_with_numbers_that_nobody_writes_are_shown_as_they_are() -> None:
+    long = "n" + "9" * 50_000
+    assert fold([long, "n1", "n2", "n\u0663", "n1x" * 20_000]) == f"n[1-2],{'n1x' * 20_000},{long},n\u0663"
+
+
+# What srun is asked: one step with all of a node, whatever the allocation says of other steps.
+
+
+pytestmark = pytest.mark.usefixtures("ssh_home")
+
+HOST = Host(name="a", ssh="n1", address="n1", via="srun")
+
+
+def test_options_for_other_steps_do_not_reach_ours() -> None:
+    kept = {
+        "PATH": "/bin", "SLURM_JOB_ID": "7", "SLURM_CONF": "/c", "SLURM_SUBMIT_DIR": "/d",
+        "SLURM_ARRAY_TASK_ID": "1",
+    }  # fmt: skip
+    dropped = {"SLURM_LABELIO": "1", "SLURM_MEM_PER_CPU": "9", "SRUN_CPUS_PER_TASK": "2", "SLURM_EXPORT_ENV": "NONE"}
+    assert environment({**kept, **dropped}) == kept
+
+
+@pytest.mark.parametrize(("environ", "gpus"), [({}, []), ({"SLURM_GPUS_ON_NODE": "8"}, ["--gpus-per-node=8"])])
+def test_a_step_has_all_of_its_node(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], gpus: list[str]) -> None:
+    for name, value in {"SLURM_JOB_ID": "7", **environ}.items():
+        monkeypatch.setenv(name, value)
+    line = words(HOST, "env x", "--unbuffered")
+    assert line[:2] == ["srun", "--jobid=7"]
+    assert line[-4:] == ["--unbuffered", "sh", "-c", "exec env x"]
+    assert {"--overlap", "--nodelist=n1", "--nodes=1", "--ntasks=1", "--cpu-bind=none", "--mem=0"} < set(line)
+    assert [word for word in line if "gpus" in word] == gpus
+
+
+def test_srun_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, agent: AgentFile) -> None:
+    async def reason() -> str:
+        with pytest.raises(HostError) as caught:
+            await connect(HOST, agent=agent)
+        return str(caught.value)
+
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert asyncio.run(reason()).startswith("a: connect: srun: SLURM_JOB_ID is not set")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    (tmp_path / "srun").write_text("#!/bin/sh\necho srun: error: no such node >&2\nexit 1\n")
+    (tmp_path / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    said = "a: python: srun exited with code 1 before the agent ran; it printed: srun: error: no such node"
+    assert asyncio.run(reason()).startswith(said)

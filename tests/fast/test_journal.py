@@ -20,36 +20,23 @@ from tests.fast.world import World, spec
 
 def record(seq: int, **changes: Any) -> Any:
     base = {
-        "seq": seq,
-        "time": iso_time(seq * 10**9),
-        "type": "t",
-        "generation": 0,
-        "node": None,
-        "rank": None,
+        "seq": seq, "time": iso_time(seq * 10**9), "type": "t", "generation": 0, "node": None, "rank": None,
         "detail": {},
-    }
+    }  # fmt: skip
     return {**base, "term": 1, **changes}
 
 
-def test_records_survive_a_restart(tmp_path: Path) -> None:
+async def test_records_survive_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-
-    async def first() -> None:
-        journal = Journal(path)
-        journal.take([record(number) for number in (1, 2, 3)])
-        journal.close()
-
-    asyncio.run(first())
+    journal = Journal(path)
+    journal.take([record(number) for number in (1, 2, 3)])
+    journal.close()
     with path.open("a") as file:
         file.write('{"seq": 4, "ti')
     assert [one["seq"] for one in read_records(path)] == [1, 2, 3]
-
-    async def second() -> None:
-        journal = Journal(path)
-        journal.append(record(4))
-        journal.close()
-
-    asyncio.run(second())
+    journal = Journal(path)
+    journal.append(record(4))
+    journal.close()
     assert [one["seq"] for one in read_records(path)] == [1, 2, 3, 4]
 
 
@@ -61,58 +48,45 @@ def test_a_record_that_a_disk_has_damaged_ends_what_is_read(tmp_path: Path, capl
     assert "cannot be read from line 2 on: detail.nproc is not a whole number" in caplog.text
 
 
-def test_a_disk_that_was_full_leaves_no_gap(tmp_path: Path) -> None:
+async def test_a_disk_that_was_full_leaves_no_gap(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-
-    async def check() -> None:
-        journal = Journal(path)
-        journal.append(record(1))
-        journal.close()
-        journal._file = open("/dev/full", "a")  # noqa: SIM115  the journal closes it
-        journal.append(record(2))
-        journal.append(record(3))
-        assert [one["seq"] for one in read_records(path)] == [1, 2, 3]
-        path.unlink()
-        path.mkdir()
-        (path / "x").touch()
-        journal.take([record(1), record(2)], reset=True)
-        journal.append(record(3))
-        (path / "x").unlink()
-        path.rmdir()
-        journal.append(record(4))
-        assert [one["seq"] for one in read_records(path)] == [1, 2, 3, 4]
-        journal.close()
-
-    asyncio.run(check())
+    journal = Journal(path)
+    journal.append(record(1))
+    path.unlink()
+    path.mkdir()
+    (path / "x").touch()
+    journal.take([record(1), record(2)], reset=True)
+    journal.append(record(3))
+    (path / "x").unlink()
+    path.rmdir()
+    journal.append(record(4))
+    assert [one["seq"] for one in read_records(path)] == [1, 2, 3, 4]
+    journal.close()
 
 
-def test_what_a_full_disk_did_not_take_is_written_once_there_is_room(
+async def test_what_a_full_disk_did_not_take_comes_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("remote_agent.coordinator.journal.RETRY_S", 0.01)
     path = tmp_path / "events.jsonl"
-
-    async def check() -> None:
-        journal = Journal(path)
-        keeping = asyncio.ensure_future(journal.keep_written())
-        path.unlink()
-        path.mkdir()
-        (path / "x").touch()
-        journal.close()
-        journal.append(record(1))
-        await asyncio.sleep(0.05)
-        (path / "x").unlink()
-        path.rmdir()
-        end = time.monotonic() + 60
-        while not path.exists():
-            assert time.monotonic() < end
-            await asyncio.sleep(0.01)
-        assert read_records(path) == [record(1)]
-        keeping.cancel()
-        await asyncio.gather(keeping, return_exceptions=True)
-        journal.close()
-
-    asyncio.run(check())
+    journal = Journal(path)
+    keeping = asyncio.ensure_future(journal.keep_written())
+    path.unlink()
+    path.mkdir()
+    (path / "x").touch()
+    journal.close()
+    journal.append(record(1))
+    await asyncio.sleep(0.05)
+    (path / "x").unlink()
+    path.rmdir()
+    end = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.01)
+    assert read_records(path) == [record(1)]
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
+    journal.close()
     assert caplog.text.count("cannot be written") == 1, "said once, not at each try"
 
 
@@ -124,76 +98,63 @@ def test_chunks_are_bounded_by_bytes() -> None:
     assert list(chunks([])) == [[]]
 
 
-def test_no_gap_and_no_duplicate_can_enter(tmp_path: Path) -> None:
-    async def check() -> None:
-        journal = Journal(tmp_path / "events.jsonl")
-        for seq in (1, 1, 3, 2, 3):
-            journal.append(record(seq))
-        assert [journal.take([record(seq)]) for seq in (5, 2, 3)] == [False, True, True]
-        assert [one["seq"] for one in journal.records] == [1, 2, 3]
-        journal.close()
-
-    asyncio.run(check())
+async def test_no_gap_and_no_duplicate_can_enter(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "events.jsonl")
+    for seq in (1, 1, 3, 2, 3):
+        journal.append(record(seq))
+    assert [journal.take([record(seq)]) for seq in (5, 2, 3)] == [False, True, True]
+    assert [one["seq"] for one in journal.records] == [1, 2, 3]
+    journal.close()
 
 
-def test_a_follower_gets_every_record_once_and_ends(tmp_path: Path) -> None:
-    async def check() -> None:
-        journal = Journal(tmp_path / "events.jsonl")
-        journal.append(record(1))
+async def test_a_follower_gets_every_record_once_and_ends(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "events.jsonl")
+    journal.append(record(1))
 
-        async def follow() -> list[int]:
-            return [one["seq"] async for one in journal.follow(0)]
+    async def follow() -> list[int]:
+        return [one["seq"] async for one in journal.follow(0)]
 
-        task = asyncio.ensure_future(follow())
-        for seq in range(2, 50):
-            journal.append(record(seq))
-            if seq % 7 == 0:
-                await asyncio.sleep(0)
-        journal.end()
-        assert await asyncio.wait_for(task, 60) == list(range(1, 50))
-        journal.close()
-
-    asyncio.run(check())
-
-
-def test_a_follower_ends_with_the_records_of_the_journal_also_where_its_end_was_replaced(tmp_path: Path) -> None:
-    """A coordinator may be lost before others have its last records; what it told is not what happened."""
-
-    async def check() -> None:
-        journal = Journal(tmp_path / "events.jsonl")
-        seen: dict[int, str] = {}
-
-        async def follow() -> None:
-            async for one in journal.follow(0):
-                seen[one["seq"]] = one["type"]
-
-        for seq in (1, 2, 3):
-            journal.append(record(seq))
-        following = asyncio.ensure_future(follow())
-        while len(seen) < 3:
+    task = asyncio.ensure_future(follow())
+    for seq in range(2, 50):
+        journal.append(record(seq))
+        if seq % 7 == 0:
             await asyncio.sleep(0)
-        journal.take([record(1), record(2), record(3, type="else")], reset=True)
-        journal.append(record(4))
-        journal.end()
-        await asyncio.wait_for(following, 60)
-        assert seen == {one["seq"]: one["type"] for one in journal.records}
-        assert seen[3] == "else"
-        journal.close()
-
-    asyncio.run(check())
+    journal.end()
+    assert await asyncio.wait_for(task, 60) == list(range(1, 50))
+    journal.close()
 
 
-def test_two_journals_with_other_tails_have_other_digests(tmp_path: Path) -> None:
-    async def check() -> None:
-        one, other = Journal(tmp_path / "a.jsonl"), Journal(tmp_path / "b.jsonl")
-        one.append(record(1))
-        other.append(record(1, type="else"))
-        assert one.digest(1) != other.digest(1)
-        assert one.digest(0) == other.digest(0) == ""
-        one.close()
-        other.close()
+async def test_a_follower_has_what_the_journal_has_in_the_end(tmp_path: Path) -> None:
+    """A coordinator may be lost before others have its last records; what it told is not what happened."""
+    journal = Journal(tmp_path / "events.jsonl")
+    seen: dict[int, str] = {}
 
-    asyncio.run(check())
+    async def follow() -> None:
+        async for one in journal.follow(0):
+            seen[one["seq"]] = one["type"]
+
+    for seq in (1, 2, 3):
+        journal.append(record(seq))
+    following = asyncio.ensure_future(follow())
+    while len(seen) < 3:
+        await asyncio.sleep(0)
+    journal.take([record(1), record(2), record(3, type="else")], reset=True)
+    journal.append(record(4))
+    journal.end()
+    await asyncio.wait_for(following, 60)
+    assert seen == {one["seq"]: one["type"] for one in journal.records}
+    assert seen[3] == "else"
+    journal.close()
+
+
+async def test_two_journals_with_other_tails_have_other_digests(tmp_path: Path) -> None:
+    one, other = Journal(tmp_path / "a.jsonl"), Journal(tmp_path / "b.jsonl")
+    one.append(record(1))
+    other.append(record(1, type="else"))
+    assert one.digest(1) != other.digest(1)
+    assert one.digest(0) == other.digest(0) == ""
+    one.close()
+    other.close()
 
 
 def test_the_term_stays_between_agents() -> None:

@@ -25,9 +25,8 @@ from remote_agent.diagnose.incidents import incidents_in
 from remote_agent.logs import LogStore
 from remote_agent.wire import Answer, Items
 from remote_agent.wire.gate import Misfit
-from supervisor.postmortem.diagnosis import diagnose
 from supervisor.wording.events import event_text
-from tests.fast.journals import event, journal
+from tests.fast.journals import event
 from tests.fast.log_files import append, log, until
 from tests.fast.world import World, spec
 
@@ -125,161 +124,108 @@ async def lists_none_of(node: Node, rank: int) -> bool:
     return all(file["rank"] != rank for file in (await node.logs.list()).data["files"])
 
 
-def test_what_a_rank_wrote_last_is_on_another_node_and_shown_there_once_its_node_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def check() -> None:
-        async with three(tmp_path, monkeypatch) as (n1, n2, n3):
-            out = log(n1.files.root)
-            append(out, b"begin\n" + b"x" * END_BYTES + b"\nstep=1\n")
-            log(n1.files.root, 0, "stderr").touch()
-            # Not a rank that the journal gives to n1.
-            append(log(n1.files.root, rank=1), b"forged\n")
-            await until_true(lambda: n2.kept("n1").get("0 stdout.log", b"").endswith(b"step=1\n"))
-            assert len(n2.kept("n1")["0 stdout.log"]) == END_BYTES
-            # Only what is new is sent, to one node alone, and nothing while nothing is written.
-            count = len(n1.sent)
-            append(out, b"step=2\n")
-            await until_true(lambda: n2.kept("n1")["0 stdout.log"].endswith(b"step=1\nstep=2\n"))
-            assert [piece.body for piece in n1.sent[count:]] == [b"step=2\n"]
-            assert not n3.kept("n1")
-            (out.parent / "error.json").write_text(json.dumps({"message": {"message": "ValueError: bad batch"}}))
-            await until_true(lambda: "0 error.json" in n2.kept("n1"))
+async def test_last_words_outlive_their_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with three(tmp_path, monkeypatch) as (n1, n2, n3):
+        out = log(n1.files.root)
+        append(out, b"begin\n" + b"x" * END_BYTES + b"\nstep=1\n")
+        log(n1.files.root, 0, "stderr").touch()
+        # Not a rank that the journal gives to n1.
+        append(log(n1.files.root, rank=1), b"forged\n")
+        await until_true(lambda: n2.kept("n1").get("0 stdout.log", b"").endswith(b"step=1\n"))
+        assert len(n2.kept("n1")["0 stdout.log"]) == END_BYTES
+        # Only what is new is sent, to one node alone, and nothing while nothing is written.
+        count = len(n1.sent)
+        append(out, b"step=2\n")
+        await until_true(lambda: n2.kept("n1")["0 stdout.log"].endswith(b"step=1\nstep=2\n"))
+        assert [piece.body for piece in n1.sent[count:]] == [b"step=2\n"]
+        assert not n3.kept("n1")
+        (out.parent / "error.json").write_text(json.dumps({"message": {"message": "ValueError: bad batch"}}))
+        await until_true(lambda: "0 error.json" in n2.kept("n1"))
 
-            n1.is_cut = True
-            for node in (n2, n3):
-                node.note("node_lost", "n1", status="lost", reason="gone")
-            await until_true(lambda: n2.reports)
-            assert not n3.reports
-            (report,) = (one["last_output"] for one in n2.reports)
-            assert (report["of"], report["generation"], report["ranks"]) == ("n1", 0, [0])
-            texts = [(line["file"], line["line"], line["text"]) for line in report["evidence"]]
-            assert texts == [
-                ("generation_0/rank_0/stdout.log", 3, "last output on n1: step=2"),
-                ("generation_0/rank_0/error.json", None, "last output on n1: ValueError: bad batch"),
-            ]
-            copy = n2.files.rank(0, 0) / "stdout.log"
-            head, *rest = copy.read_text().splitlines()
-            assert head == (
-                "supervisor: rank 0 wrote this on n1, which was lost at 2026-11-20 10:03:51 UTC; "
-                f"n2 has the last 14 of {out.stat().st_size:,} bytes of its stdout.log, "
-                "without the output of its last 0.01 s"
-            )
-            assert rest == ["step=1", "step=2"]
-            # It is served like a log, and is no progress of a rank of n2.
-            window = await n2.logs.window(0, 0, "stdout", -1, 1)
-            assert window.body == b"step=2"
+        n1.is_cut = True
+        for node in (n2, n3):
+            node.note("node_lost", "n1", status="lost", reason="gone")
+        await until_true(lambda: n2.reports)
+        assert not n3.reports
+        (report,) = (one["last_output"] for one in n2.reports)
+        assert (report["of"], report["generation"], report["ranks"]) == ("n1", 0, [0])
+        texts = [(line["file"], line["line"], line["text"]) for line in report["evidence"]]
+        assert texts == [
+            ("generation_0/rank_0/stdout.log", 3, "last output on n1: step=2"),
+            ("generation_0/rank_0/error.json", None, "last output on n1: ValueError: bad batch"),
+        ]
+        copy = n2.files.rank(0, 0) / "stdout.log"
+        head, *rest = copy.read_text().splitlines()
+        assert head == (
+            "supervisor: rank 0 wrote this on n1, which was lost at 2026-11-20 10:03:51 UTC; "
+            f"n2 has the last 14 of {out.stat().st_size:,} bytes of its stdout.log, "
+            "without the output of its last 0.01 s"
+        )
+        assert rest == ["step=1", "step=2"]
+        # It is served like a log, and is no progress of a rank of n2.
+        window = await n2.logs.window(0, 0, "stdout", -1, 1)
+        assert window.body == b"step=2"
 
-            # Back with its disk: its own log is the one that counts.
-            n1.is_cut = False
-            n2.note("node_ready", "n1", nproc=1)
-            await until(lambda: lists_none_of(n2, rank=0))
-            assert not copy.parent.exists()
-            assert out.exists()
-
-    asyncio.run(check())
+        # Back with its disk: its own log is the one that counts.
+        n1.is_cut = False
+        n2.note("node_ready", "n1", nproc=1)
+        await until(lambda: lists_none_of(n2, rank=0))
+        assert not copy.parent.exists()
+        assert out.exists()
 
 
-def test_what_was_sent_of_an_earlier_generation_is_forgotten(tmp_path: Path) -> None:
-    node = Node(tmp_path, "n1", {})
-    sent: dict[last_output.RankFile, tuple[int, int]] = {}
-    for generation in range(3):
-        append(log(node.files.root, generation=generation), b"a line\n")
-        assert [piece.data["generation"] for piece in node.care._read_new(generation, sent)] == [generation]
-    assert [place.generation for place in sent] == [2]
-    node.background.close()
-    node.journal.close()
+async def test_a_copy_is_not_followed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with three(tmp_path, monkeypatch) as (n1, n2, _):
+        followed: list[bytes] = []
+
+        async def follow() -> None:
+            async for piece in n2.logs.follow(generation="all", start="begin"):
+                followed[len(followed) :] = [piece.body]
+
+        append(log(n1.files.root), b"step=2\n")
+        own = log(n2.files.root, rank=1)
+        append(own, b"own\n")
+        following = asyncio.ensure_future(follow())
+        await until_true(lambda: followed == [b"own\n"] and n2.kept("n1"))
+        n1.is_cut = True
+        n2.note("node_lost", "n1", status="lost", reason="gone")
+        await until_true(lambda: n2.reports)
+        append(own, b"more\n")
+        await until_true(lambda: len(followed) > 1)
+        assert followed == [b"own\n", b"more\n"]
+        following.cancel()
+        past = [piece.body async for piece in n2.logs.follow(generation="all", ranks=[0], start="begin", past=True)]
+        assert b"step=2" in b"".join(past)
+        # Steps of rank 0 are none of a rank here.
+        assert 0 not in n2.logs.progress(0)
 
 
-def test_who_follows_the_logs_does_not_read_again_what_is_copied(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def check() -> None:
-        async with three(tmp_path, monkeypatch) as (n1, n2, _):
-            followed: list[bytes] = []
-
-            async def follow() -> None:
-                async for piece in n2.logs.follow(generation="all", start="begin"):
-                    followed[len(followed) :] = [piece.body]
-
-            append(log(n1.files.root), b"step=2\n")
-            own = log(n2.files.root, rank=1)
-            append(own, b"own\n")
-            following = asyncio.ensure_future(follow())
-            await until_true(lambda: followed == [b"own\n"] and n2.kept("n1"))
-            n1.is_cut = True
-            n2.note("node_lost", "n1", status="lost", reason="gone")
-            await until_true(lambda: n2.reports)
-            append(own, b"more\n")
-            await until_true(lambda: len(followed) > 1)
-            assert followed == [b"own\n", b"more\n"]
-            following.cancel()
-            past = [piece.body async for piece in n2.logs.follow(generation="all", ranks=[0], start="begin", past=True)]
-            assert b"step=2" in b"".join(past)
-            # Steps of rank 0 are none of a rank here.
-            assert 0 not in n2.logs.progress(0)
-
-    asyncio.run(check())
+async def test_a_copy_stays_without_its_nodes_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with three(tmp_path, monkeypatch) as (n1, n2, _):
+        out = log(n1.files.root)
+        append(out, b"short\n")
+        await until_true(lambda: n2.kept("n1"))
+        n1.is_cut = True
+        n2.note("node_lost", "n1", status="lost", reason="gone")
+        await until_true(lambda: n2.reports)
+        n2.note("node_ready", "n1", nproc=1)
+        asked = n2.asked
+        await until_true(lambda: n2.asked > asked + 1)
+        assert n2.care._returned == {"n1"}
+        os.rename(out.parent, tmp_path / "the disk")
+        n1.is_cut = False
+        await until_true(lambda: not n2.care._returned)
+        text = (n2.files.rank(0, 0) / "stdout.log").read_text()
+        assert "n2 has 6 bytes of its stdout.log, without the output of its last 0.01 s\nshort\n" in text
 
 
-def test_a_copy_stays_while_the_node_is_out_of_reach_or_back_without_its_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def check() -> None:
-        async with three(tmp_path, monkeypatch) as (n1, n2, _):
-            out = log(n1.files.root)
-            append(out, b"short\n")
-            await until_true(lambda: n2.kept("n1"))
-            n1.is_cut = True
-            n2.note("node_lost", "n1", status="lost", reason="gone")
-            await until_true(lambda: n2.reports)
-            n2.note("node_ready", "n1", nproc=1)
-            asked = n2.asked
-            await until_true(lambda: n2.asked > asked + 1)
-            assert n2.care._returned == {"n1"}
-            os.rename(out.parent, tmp_path / "the disk")
-            n1.is_cut = False
-            await until_true(lambda: not n2.care._returned)
-            text = (n2.files.rank(0, 0) / "stdout.log").read_text()
-            assert "n2 has 6 bytes of its stdout.log, without the output of its last 0.01 s\nshort\n" in text
-
-    asyncio.run(check())
-
-
-def test_a_copy_gives_way_to_a_node_that_takes_part_again_whatever_it_was_lost_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What was copied is of an earlier group, and the node does not answer while its copy is written down."""
-
-    async def check() -> None:
-        async with three(tmp_path, monkeypatch) as (n1, n2, _):
-            append(log(n1.files.root), b"short\n")
-            await until_true(lambda: n2.kept("n1"))
-            n1.is_cut = True
-            monkeypatch.setattr(last_output, "LOOK_S", 60)
-            asked = n2.asked
-            n2.note("node_lost", "n1", generation=1, status="lost", reason="it lost the coordinator")
-            copy = n2.files.rank(0, 0) / "copy.json"
-            await until_true(lambda: copy.exists() and n2.asked > asked)
-            n1.is_cut = False
-            n2.note("generation_started", generation=2, members=MEMBERS)
-            await until_true(lambda: not copy.parent.exists())
-
-    asyncio.run(check())
-
-
-def test_another_node_takes_the_output_when_the_one_that_took_it_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def check() -> None:
-        async with three(tmp_path, monkeypatch) as (n1, n2, n3):
-            append(log(n1.files.root), b"said\n")
-            await until_true(lambda: n2.kept("n1"))
-            n2.is_cut = True
-            n1.note("node_lost", "n2", status="lost", reason="gone")
-            await until_true(lambda: n3.kept("n1") == {"0 stdout.log": b"said\n"})
-
-    asyncio.run(check())
+async def test_another_node_takes_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with three(tmp_path, monkeypatch) as (n1, n2, n3):
+        append(log(n1.files.root), b"said\n")
+        await until_true(lambda: n2.kept("n1"))
+        n2.is_cut = True
+        n1.note("node_lost", "n2", status="lost", reason="gone")
+        await until_true(lambda: n3.kept("n1") == {"0 stdout.log": b"said\n"})
 
 
 def lost_node(world: World) -> inputs.LastOutput:
@@ -325,26 +271,3 @@ def test_a_report_of_last_output_is_checked_where_it_arrives() -> None:
     assert (read.evidence[0]["node"], len(read.evidence[0]["text"])) == ("n3", 240)
     with pytest.raises(Misfit):
         REPORTS["last_output"]("n3", 0, {**report, "evidence": "all"})
-
-
-def test_diagnose_shows_the_last_output_and_prefers_the_logs_of_the_node_itself(tmp_path: Path) -> None:
-    line = {"node": "n2", "rank": 0, "file": "generation_0/rank_0/stdout.log", "line": 2, "text": "step=7"}
-    events: list[Any] = [
-        {"type": "job_started", "generation": -1, "detail": {}},
-        {"type": "generation_started", "detail": {"members": MEMBERS}},
-        {"type": "node_lost", "node": "n1", "detail": {"alive_ns": 10**18}},
-        {"type": "generation_stopped", "detail": {"cause": "node_lost"}},
-        {"type": "last_output", "node": "n1", "detail": {"kept_by": "n2", "ranks": [0], "evidence": [line]}},
-    ]
-    for name, text in (("n1", "own\n"), ("n2", "a copy\nValueError: of the copy\n")):
-        folder = tmp_path / name / "generation_0" / "rank_0"
-        folder.mkdir(parents=True)
-        (folder / "stdout.log").write_text(text)
-        (tmp_path / name / "events.jsonl").write_text(journal(events))
-    (tmp_path / "n2/generation_0/rank_0/copy.json").write_text('{"node": "n1"}')
-    (incident,) = diagnose([tmp_path / "n2"])["incidents"]
-    assert incident["category"] == "node_lost"
-    assert incident["evidence"][-1] == line
-    assert any(each["text"].startswith("ValueError") for each in incident["evidence"])
-    (both,) = diagnose([tmp_path])["incidents"]
-    assert [each["text"] for each in both["evidence"]] == ["step=7"]

@@ -6,6 +6,8 @@ In: files written while a live store follows them. Out: the pieces that readers 
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -15,7 +17,7 @@ from unittest import mock
 
 import pytest
 
-from remote_agent.logs import LogStore, follow, watch
+from remote_agent.logs import LogStore, follow, logfile, watch
 from remote_agent.wire import Answer
 from tests.fast.log_files import append, log, opened, until
 
@@ -78,122 +80,40 @@ def test_new_generations_ranks_and_bytes_are_found_while_following(tmp_path: Pat
             asyncio.run(run())
 
 
-def test_an_idle_store_reads_nothing(tmp_path: Path) -> None:
-    append(log(tmp_path), b"one\n")
+async def test_a_half_line_is_held_back_until_it_has_rested(tmp_path: Path) -> None:
+    async with opened(tmp_path, live=True) as store:
+        got = Follow(store, start="begin")
+        append(log(tmp_path), b"whole\nhal")
+        started = time.monotonic()
 
-    async def run() -> None:
-        async with opened(tmp_path, live=True) as store:
-            # Then it has read what was there.
-            await store.window(0, 0, "stdout", 0, 1)
-            await asyncio.sleep(0.3)
-            with mock.patch.object(os, "stat", wraps=os.stat) as looks:
-                await asyncio.sleep(0.3)
-                quiet = looks.call_count
-                assert quiet == 0, "looked without a reason"
+        async def arrived() -> bool:
+            return got.text() == b"whole\nhal"
 
-                async def has_looked() -> bool:
-                    return looks.call_count > 0
+        async def first_arrived() -> bool:
+            return got.text() == b"whole\n"
 
-                append(log(tmp_path), b"two\n")
-                await until(has_looked)
-
-    asyncio.run(run())
-
-
-def test_a_half_line_is_held_back_until_it_has_rested(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with opened(tmp_path, live=True) as store:
-            got = Follow(store, start="begin")
-            append(log(tmp_path), b"whole\nhal")
-            started = time.monotonic()
-
-            async def arrived() -> bool:
-                return got.text() == b"whole\nhal"
-
-            async def first_arrived() -> bool:
-                return got.text() == b"whole\n"
-
-            await until(first_arrived)
-            await until(arrived)
-            assert time.monotonic() - started > 0.9
-            append(log(tmp_path), b"f\n")
-            await store.end()
-            await asyncio.wait_for(got.task, 60)
-            assert got.text() == b"whole\nhalf\n"
-            assert [item.data["offset"] for item in got.items] == [0, 6, 9]
-
-    asyncio.run(run())
+        await until(first_arrived)
+        await until(arrived)
+        assert time.monotonic() - started > 0.9
+        append(log(tmp_path), b"f\n")
+        await store.end()
+        await asyncio.wait_for(got.task, 60)
+        assert got.text() == b"whole\nhalf\n"
+        assert [item.data["offset"] for item in got.items] == [0, 6, 9]
 
 
-def test_following_from_the_end_starts_with_the_line_that_is_being_written(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with opened(tmp_path, live=True) as store:
-            append(log(tmp_path), b"old\nne")
-            await store.finish(0)
-            got = Follow(store, start="end")
-            await asyncio.sleep(0)
-            append(log(tmp_path), b"w\n")
-            append(log(tmp_path, generation=1), b"next generation\n")
-            await store.end()
-            await asyncio.wait_for(got.task, 60)
-            assert got.text(0, 0) == b"new\n"
-            assert got.text(0, 1) == b"next generation\n"
-
-    asyncio.run(run())
-
-
-def test_a_slow_reader_loses_nothing_and_stops_nobody(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with opened(tmp_path, live=True) as store:
-            slow = store.follow(start="begin")
-            fast = Follow(store, start="begin")
-            wanted = b"".join(b"line %d\n" % number for number in range(50_000))
-            path = log(tmp_path)
-            got = b""
-            for start in range(0, len(wanted), 50_000):
-                append(path, wanted[start : start + 50_000])
-                if start == 0:
-                    got = (await slow.__anext__()).body
-
-            async def fast_has_all() -> bool:
-                return fast.text() == wanted
-
-            await until(fast_has_all)
-            await store.end()
-            async for item in slow:
-                got += item.body
-            assert got == wanted
-            await asyncio.wait_for(fast.task, 60)
-
-    asyncio.run(run())
-
-
-def test_one_generation_can_be_followed_to_its_end(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with opened(tmp_path, live=True) as store:
-            append(log(tmp_path), b"only this\n")
-            got = Follow(store, generation=0, start="begin")
-            append(log(tmp_path, generation=1), b"not this\n")
-            await store.finish(0)
-            await asyncio.wait_for(got.task, 60)
-            assert [item.body for item in got.items] == [b"only this\n"]
-
-    asyncio.run(run())
-
-
-def test_ranks_are_followed_in_the_order_of_arrival(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with opened(tmp_path, live=True) as store:
-            for number in range(4):
-                append(log(tmp_path, number % 2), b"%d\n" % number)
-                await store.window(0, number % 2, "stdout", 0, 1)
-                await asyncio.sleep(0.15)
-            got = Follow(store, start="begin")
-            await store.end()
-            await asyncio.wait_for(got.task, 60)
-            assert b"".join(item.body for item in got.items) == b"0\n1\n2\n3\n"
-
-    asyncio.run(run())
+async def test_following_from_the_end_starts_with_the_line_that_is_being_written(tmp_path: Path) -> None:
+    async with opened(tmp_path, live=True) as store:
+        append(log(tmp_path), b"old\nne")
+        await store.finish(0)
+        got = Follow(store, start="end")
+        await asyncio.sleep(0)
+        append(log(tmp_path), b"w\n")
+        append(log(tmp_path, generation=1), b"next generation\n")
+        await store.end()
+        await asyncio.wait_for(got.task, 60)
+        assert got.text(0, 0) == b"new\n"
+        assert got.text(0, 1) == b"next generation\n"
 
 
 @pytest.mark.parametrize("longer", [False, True])
@@ -235,7 +155,7 @@ def test_truncation_and_replacement_are_seen(tmp_path: Path, longer: bool) -> No
         asyncio.run(run(replace))
 
 
-def test_a_flood_is_followed_to_its_last_byte_though_the_disk_is_full(tmp_path: Path) -> None:
+async def test_a_flood_is_followed_to_its_last_byte_though_the_disk_is_full(tmp_path: Path) -> None:
     """100,000 lines, each with a write of its own, from a thread that never waits; the index has no room."""
     path = log(tmp_path)
     path.touch()
@@ -247,189 +167,286 @@ def test_a_flood_is_followed_to_its_last_byte_though_the_disk_is_full(tmp_path: 
             for line in lines:
                 file.write(line)
 
-    async def run() -> None:
-        async with opened(tmp_path, live=True) as store:
+    async with opened(tmp_path, live=True) as store:
 
-            async def read() -> bytes:
-                return b"".join([item.body async for item in store.follow("all", start="begin")])
+        async def read() -> bytes:
+            return b"".join([item.body async for item in store.follow("all", start="begin")])
 
-            reader = asyncio.ensure_future(read())
-            await asyncio.to_thread(flood)
-            last = await store.window(0, 0, "stdout", -1, 1)
-            await store.end()
-            assert await asyncio.wait_for(reader, 20) == b"".join(lines)
-        assert last.data["rows"], "shown while it comes"
-
-    asyncio.run(run())
+        reader = asyncio.ensure_future(read())
+        await asyncio.to_thread(flood)
+        last = await store.window(0, 0, "stdout", -1, 1)
+        await store.end()
+        assert await asyncio.wait_for(reader, 20) == b"".join(lines)
+    assert last.data["rows"], "shown while it comes"
 
 
 TRACEBACK = b'Traceback (most recent call last):\n  File "a", line 1\n    boom()\nValueError: bad\n'
 
 
-def test_a_filter_gives_records_as_a_whole_while_they_are_written(tmp_path: Path) -> None:
+async def test_a_filter_gives_records_as_a_whole_while_they_are_written(tmp_path: Path) -> None:
     """Also where the line that decides comes last, and lines of another rank come in the meantime."""
-
-    async def run() -> None:
-        async with opened(tmp_path, live=True) as store:
-            kept = Follow(store, rows=True, shown={"include": ["ValueError"]})
-            left = Follow(store, rows=True, shown={"exclude": ["ValueError"]})
-            for line in TRACEBACK.splitlines(keepends=True):
-                append(log(tmp_path, 0), line)
-                append(log(tmp_path, 1), b"step 1\n")
-                await asyncio.sleep(0.15)
-            append(log(tmp_path, 0), b"on\n")
-            await store.end()
-            await asyncio.wait_for(asyncio.gather(kept.task, left.task), 60)
-            assert kept.lines() == TRACEBACK.splitlines()
-            assert sorted(left.lines()) == [b"on", *[b"step 1"] * 4]
-
-    asyncio.run(run())
+    async with opened(tmp_path, live=True) as store:
+        kept = Follow(store, rows=True, shown={"include": ["ValueError"]})
+        left = Follow(store, rows=True, shown={"exclude": ["ValueError"]})
+        for line in TRACEBACK.splitlines(keepends=True):
+            append(log(tmp_path, 0), line)
+            append(log(tmp_path, 1), b"step 1\n")
+            await asyncio.sleep(0.15)
+        append(log(tmp_path, 0), b"on\n")
+        await store.end()
+        await asyncio.wait_for(asyncio.gather(kept.task, left.task), 60)
+        assert kept.lines() == TRACEBACK.splitlines()
+        assert sorted(left.lines()) == [b"on", *[b"step 1"] * 4]
 
 
-def test_lines_of_a_level_or_a_pattern_come_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lines_of_a_level_or_a_pattern_come_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "REST_S", 3600.0)
+    async with opened(tmp_path, live=True) as store:
+        errors = Follow(store, rows=True, level="error")
+        found = Follow(store, rows=True, pattern="st.p", ignore_case=True)
+        append(log(tmp_path), b"ERROR one\nSTEP 1\n  ERROR tw")
 
-    async def run() -> None:
-        async with opened(tmp_path, live=True) as store:
-            errors = Follow(store, rows=True, level="error")
-            found = Follow(store, rows=True, pattern="st.p", ignore_case=True)
-            append(log(tmp_path), b"ERROR one\nSTEP 1\n  ERROR tw")
+        async def has(got: Follow, lines: list[bytes]) -> bool:
+            return got.lines() == lines
 
-            async def has(got: Follow, lines: list[bytes]) -> bool:
-                return got.lines() == lines
-
-            await until(lambda: has(errors, [b"ERROR one"]))
-            await until(lambda: has(found, [b"STEP 1"]))
-            append(log(tmp_path), b"o\nfine\n")
-            append(log(tmp_path, generation=1), b"ERROR three\n")
-            await until(lambda: has(errors, [b"ERROR one", b"  ERROR two", b"ERROR three"]))
-            await store.end()
-            await asyncio.wait_for(asyncio.gather(errors.task, found.task), 60)
-            assert found.lines() == [b"STEP 1"]
-
-    asyncio.run(run())
+        await until(lambda: has(errors, [b"ERROR one"]))
+        await until(lambda: has(found, [b"STEP 1"]))
+        append(log(tmp_path), b"o\nfine\n")
+        append(log(tmp_path, generation=1), b"ERROR three\n")
+        await until(lambda: has(errors, [b"ERROR one", b"  ERROR two", b"ERROR three"]))
+        await store.end()
+        await asyncio.wait_for(asyncio.gather(errors.task, found.task), 60)
+        assert found.lines() == [b"STEP 1"]
 
 
-@pytest.mark.parametrize("is_there", [True, False], ids=["there", "coming"])
-def test_a_pattern_matches_what_a_terminal_shows_of_a_line(tmp_path: Path, is_there: bool) -> None:
-    """The last state of a progress bar, without colour codes; of lines that come in parts, too."""
-    bar, colour = b"10%|#  | loss 3\r20%|## | done", b"loss=\x1b[32m0.5\x1b[0m"
-    patterns = {
-        "10%": [],
-        "30%": [],
-        "^20%": [b"20%|## | done"],
-        "done$": [b"20%|## | done"],
-        "loss": [colour],
-        "=0.5$": [colour],
-        r"\[32m": [],
-    }
-
-    async def run() -> None:
-        async with opened(tmp_path, live=True) as store:
-
-            async def write() -> None:
-                for part in (bar[:4], bar[4:] + b"\r", b"\n" + colour[:7], colour[7:] + b"\nlast\n"):
-                    append(log(tmp_path), part)
-                    await store.window(0, 0, "stdout", 0, 1)
-
-            append(log(tmp_path), b"first\n")
-            if is_there:
-                await write()
-            more = "|^first$|^last$"
-            readers = {pattern: Follow(store, rows=True, pattern=pattern + more) for pattern in patterns}
-            if not is_there:
-                for reader in readers.values():
-                    await until(reader.has_begun)
-                await write()
-            await store.end()
-            await asyncio.wait_for(asyncio.gather(*(reader.task for reader in readers.values())), 60)
-            got = {pattern: reader.lines() for pattern, reader in readers.items()}
-            assert got == {pattern: [b"first", *lines, b"last"] for pattern, lines in patterns.items()}
-
-    asyncio.run(run())
-
-
-def test_a_long_line_that_does_not_match_is_not_given(tmp_path: Path) -> None:
+async def test_a_long_line_that_does_not_match_is_not_given(tmp_path: Path) -> None:
     """Of one that matches, wherever in it that is, the beginning is given, once."""
     size = 3_000_000
     head, end = b"x" * size, b"The \x1b[1mend\n"
-
-    async def run() -> None:
-        async with opened(tmp_path, live=True) as store:
-            append(log(tmp_path), b"first\n")
-            patterns = ("xThe end$", "xtheEnd", "^The", "x{9}y")
-            readers = {pattern: Follow(store, rows=True, pattern=f"{pattern}|^first$") for pattern in patterns}
-            for reader in readers.values():
-                await until(reader.has_begun)
-            for start in range(0, size, 400_000):
-                append(log(tmp_path), head[start : start + 400_000])
-                await store.window(0, 0, "stdout", 0, 1)
-                await asyncio.sleep(0)
-            append(log(tmp_path), end)
-            await store.end()
-            await asyncio.wait_for(asyncio.gather(*(reader.task for reader in readers.values())), 20)
-            got = {pattern: reader.lines() for pattern, reader in readers.items()}
-            assert got.pop("xThe end$") == [b"first", head[: 64 * 1024]]
-            assert list(got.values()) == [[b"first"]] * 3
-            (_, row) = [row for item in readers["xThe end$"].items for row in item.data["rows"]]
-            assert (row["line"], row["cut"], row["column"]) == (1, size + len(end) - 1 - 64 * 1024, size - 1)
-
-    asyncio.run(run())
+    async with opened(tmp_path, live=True) as store:
+        append(log(tmp_path), b"first\n")
+        patterns = ("xThe end$", "xtheEnd", "^The", "x{9}y")
+        readers = {pattern: Follow(store, rows=True, pattern=f"{pattern}|^first$") for pattern in patterns}
+        for reader in readers.values():
+            await until(reader.has_begun)
+        for start in range(0, size, 400_000):
+            append(log(tmp_path), head[start : start + 400_000])
+            await store.window(0, 0, "stdout", 0, 1)
+            await asyncio.sleep(0)
+        append(log(tmp_path), end)
+        await store.end()
+        await asyncio.wait_for(asyncio.gather(*(reader.task for reader in readers.values())), 20)
+        got = {pattern: reader.lines() for pattern, reader in readers.items()}
+        assert got.pop("xThe end$") == [b"first", head[: 64 * 1024]]
+        assert list(got.values()) == [[b"first"]] * 3
+        (_, row) = [row for item in readers["xThe end$"].items for row in item.data["rows"]]
+        assert (row["line"], row["cut"], row["column"]) == (1, size + len(end) - 1 - 64 * 1024, size - 1)
 
 
-def test_rows_go_on_where_a_reader_was(tmp_path: Path) -> None:
+async def test_rows_go_on_where_a_reader_was(tmp_path: Path) -> None:
     """What is there, whole lines only, then what comes; also with a record that is being written at that moment."""
+    async with opened(tmp_path, live=True) as store:
+        append(log(tmp_path), b"old\n" + TRACEBACK[:-5])
+        await store.window(0, 0, "stdout", 0, 1)
+        there = Follow(store, rows=True, past=True, whole=True, shown={"exclude": ["nothing"]})
+        await asyncio.wait_for(there.task, 60)
+        assert there.lines() == [b"old"]
+        after = there.items[-1].data["after"]
+        assert after == [[0, 0, "stdout", 1]]
+        every = Follow(store, rows=True, past=True)
+        await asyncio.wait_for(every.task, 60)
+        assert every.lines() == [b"old", *TRACEBACK[:-5].splitlines()], "half lines as well"
+        append(log(tmp_path), TRACEBACK[-5:])
+        rest = Follow(store, rows=True, after=after, shown={"exclude": ["nothing"]})
+        await store.end()
+        await asyncio.wait_for(rest.task, 60)
+        assert rest.lines() == TRACEBACK.splitlines()
+
+
+async def test_pieces_go_on_where_a_reader_was(tmp_path: Path) -> None:
+    async with opened(tmp_path, live=True) as store:
+        append(log(tmp_path), b"one\ntwo\nhal")
+        await store.window(0, 0, "stdout", 0, 1)
+        first = store.follow(start="end", after=[])
+        answer = await first.__anext__()
+        assert answer.data == {"first": 0, "after": [[0, 0, "stdout", 8]]}
+        await first.aclose()
+        append(log(tmp_path), b"f\n")
+        rest = Follow(store, start="begin", first=0, after=answer.data["after"], past=True)
+        await asyncio.wait_for(rest.task, 60)
+        assert b"".join(item.body for item in rest.items[1:]) == b"half\n"
+
+
+# Logs: a bound on what a rank's logs take on the disk; what goes is told in its place, all else stays as it was.
+
+
+MIB = 1024 * 1024
+BOUND = 4 * MIB
+# The bound counts bytes of the log. The disk also has the rest of the first and the last block, and the file's extents.
+OF_THE_FILE_SYSTEM = 64 * 1024
+LINES = [b"line %07d %s\n" % (number, b"x" * 80) for number in range(100_000)]
+
+
+def on_disk(path: Path) -> int:
+    return path.stat().st_blocks * 512
+
+
+async def check_readers(store: LogStore, path: Path) -> None:
+    """Every reader gives one line for what is gone, then the rest under its own number, offset and text."""
+    text = path.read_bytes()
+    everything = [item.data async for item in store.search("no such text", 0)]
+    assert everything[-1]["hits"] == 1, "a search waits for the index, and tells of the gap"
+    listed = (await store.window(0, 0, "stdout", 0, 3)).data
+    first, start = listed["first_line"], listed["rows"][1]["offset"]
+    assert 0 < start == text.index(b"line")
+    assert not text[:start].strip(b"\0")
+    kept = [line.rstrip(b"\n") for line in LINES][len(LINES) - text[start:].count(b"\n") :]
+    lost = b"\xe2\x80\xa6 %.1f MB were dropped here: log_bound" % (start / 1e6)
+    total = listed["total_lines"]
+    assert total == first + 1 + len(kept)
+    # Windows, from the front and the end.
+    assert [row["line"] for row in listed["rows"]] == [first, first + 1, first + 2]
+    assert (await store.window(0, 0, "stdout", 0, 3)).body.split(b"\n") == [lost, *kept[:2]]
+    assert (await store.window(0, 0, "stdout", -2, 2)).body.split(b"\n") == kept[-2:]
+    # Merged rows, forth and back.
+    forth = await store.merged(0, after_ns=0, count=700)
+    assert forth.body.split(b"\n")[:700] == [lost, *kept[:699]]
+    back: list[bytes] = []
+    before = None
+    while True:
+        page = await store.merged(0, before_ns=before, count=4000)
+        back = page.body.split(b"\n") + back
+        if not page.data["more"]:
+            break
+        before = page.data["rows"][0]["t_ns"]
+    assert back == [lost, *kept]
+    # A search says what it could not look at, and finds the rest.
+    number = int(kept[5].split()[1])
+    items = [item async for item in store.search(f"line {number:07}", 0, level="info")]
+    assert [text for item in items if item.body for text in item.body.split(b"\n")] == [lost, kept[5]]
+    assert [row["line"] for item in items for row in item.data["rows"]] == [first, first + 6]
+    assert items[-1].data["searched_bytes"] == len(text) - start
+    read = await store.read(0, 0, "stdout", 0, 100)
+    assert (read.data["offset"], read.body) == (start, text[start : start + 100])
+
+
+def test_a_bound_keeps_the_newest_and_reports_the_rest(tmp_path: Path) -> None:
+    path = log(tmp_path)
+    if not _can_punch(path):
+        pytest.skip("this file system cannot punch holes")
+    asyncio.run(_write_and_follow(tmp_path, path))
+    asyncio.run(_read_later(tmp_path, path))
+    sidecar = path.with_suffix(".idx")
+    whole = sidecar.read_bytes()
+    for damaged in (whole[: len(whole) // 4 // 32 * 32], b""):
+        sidecar.write_bytes(damaged)
+        asyncio.run(_read_later(tmp_path, path))
+
+
+async def _write_and_follow(root: Path, path: Path) -> None:
+    store = LogStore(root, live=True, bound=BOUND)
+    await store.start()
+    early: list[Answer] = []
+
+    async def follow() -> None:
+        async for item in store.follow("all", start="begin"):
+            early.append(item)
+            if len(early) == 1:
+                await gone.wait()
+
+    gone = asyncio.Event()
+    reader = asyncio.ensure_future(follow())
+    for begin in range(0, len(LINES), 10_000):
+        append(path, b"".join(LINES[begin : begin + 10_000]))
+        await store.window(0, 0, "stdout", -1, 1)
+        await asyncio.sleep(0.03)
+
+    async def is_within() -> bool:
+        return on_disk(path) <= BOUND + OF_THE_FILE_SYSTEM
+
+    await until(is_within)
+    assert path.stat().st_size == sum(map(len, LINES)), "offsets stay as they were"
+    assert on_disk(path) > BOUND // 2
+    await check_readers(store, path)
+    listed = (await store.window(0, 0, "stdout", 0, 1)).data
+    assert listed["total_lines"] == len(LINES), "lines keep their numbers"
+    gone.set()
+    await store.end()
+    await asyncio.wait_for(reader, 20)
+    await store.stop()
+    # Who was behind hears where the gap is; his bytes go on without another one.
+    assert [item.data["offset"] for item in early if "dropped" in item.data] == [len(early[0].body)]
+    at = 0
+    for item in early:
+        assert item.data["offset"] == at
+        at = item.data.get("dropped") or at + len(item.body)
+    assert at == path.stat().st_size
+
+
+async def _read_later(root: Path, path: Path) -> None:
+    store = LogStore(root, live=False)
+    await store.start()
+    await check_readers(store, path)
+    await store.stop()
+
+
+def _can_punch(path: Path) -> bool:
+    path.write_bytes(b"x" * MIB)
+    try:
+        with path.open("r+b") as file:
+            logfile.punch(file.fileno(), MIB)
+    except OSError:
+        return False
+    finally:
+        path.unlink()
+    return True
+
+
+def test_nothing_is_dropped_where_it_cannot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(fd: int, end: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr(logfile, "punch", refuse)
+    path = log(tmp_path)
 
     async def run() -> None:
-        async with opened(tmp_path, live=True) as store:
-            append(log(tmp_path), b"old\n" + TRACEBACK[:-5])
-            await store.window(0, 0, "stdout", 0, 1)
-            there = Follow(store, rows=True, past=True, whole=True, shown={"exclude": ["nothing"]})
-            await asyncio.wait_for(there.task, 60)
-            assert there.lines() == [b"old"]
-            after = there.items[-1].data["after"]
-            assert after == [[0, 0, "stdout", 1]]
-            every = Follow(store, rows=True, past=True)
-            await asyncio.wait_for(every.task, 60)
-            assert every.lines() == [b"old", *TRACEBACK[:-5].splitlines()], "half lines as well"
-            append(log(tmp_path), TRACEBACK[-5:])
-            rest = Follow(store, rows=True, after=after, shown={"exclude": ["nothing"]})
-            await store.end()
-            await asyncio.wait_for(rest.task, 60)
-            assert rest.lines() == TRACEBACK.splitlines()
+        store = LogStore(tmp_path, live=True, bound=MIB)
+        await store.start()
 
-    asyncio.run(run())
+        async def is_told() -> bool:
+            return bool(caplog.records)
 
+        for _ in range(3):
+            append(path, b"".join(LINES[:30_000]))
+            await until(is_told)
+            await store.window(0, 0, "stdout", -1, 1)
+        assert (await store.window(0, 0, "stdout", 0, 1)).body + b"\n" == LINES[0]
+        await store.end()
+        await store.stop()
 
-def test_rows_of_many_files_come_by_time_and_those_of_nccl_are_counted(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with opened(tmp_path, live=True) as store:
-            for number in range(6):
-                append(log(tmp_path, number % 3), b"%d\n" % number)
-                append(log(tmp_path, number % 3), b"n1:7:9 [0] NCCL INFO a\n")
-                await store.window(0, number % 3, "stdout", 0, 1)
-                await asyncio.sleep(0.02)
-            await store.end()
-            got = Follow(store, rows=True, past=True)
-            await asyncio.wait_for(got.task, 60)
-            assert got.lines() == [b"%d" % number for number in range(6)]
-            assert sum(item.data["apart"] for item in got.items) == 6
-
-    asyncio.run(run())
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(run())
+    assert len(caplog.records) == 1
+    assert "nothing is dropped" in caplog.text
 
 
-def test_pieces_go_on_where_a_reader_was(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with opened(tmp_path, live=True) as store:
-            append(log(tmp_path), b"one\ntwo\nhal")
-            await store.window(0, 0, "stdout", 0, 1)
-            first = store.follow(start="end", after=[])
-            answer = await first.__anext__()
-            assert answer.data == {"first": 0, "after": [[0, 0, "stdout", 8]]}
-            await first.aclose()
-            append(log(tmp_path), b"f\n")
-            rest = Follow(store, start="begin", first=0, after=answer.data["after"], past=True)
-            await asyncio.wait_for(rest.task, 60)
-            assert b"".join(item.body for item in rest.items[1:]) == b"half\n"
+async def test_a_file_of_the_users_is_followed_and_never_cut(tmp_path: Path) -> None:
+    theirs, out = tmp_path / "nccl.n1.77", log(tmp_path)
+    log(tmp_path, stream="nccl").symlink_to(theirs)
+    store = LogStore(tmp_path, live=True, bound=MIB)
+    await store.start()
+    theirs.write_bytes(b"".join(LINES[:30_000]))
 
-    asyncio.run(run())
+    async def is_seen() -> bool:
+        files = (await store.list()).data["files"]
+        return {file["stream"]: file["lines"] for file in files} == {"nccl": 30_000, "stdout": len(looks)}
+
+    looks: list[int] = []
+    for look in range(3):
+        append(out, b"alive\n")
+        looks.append(look)
+        await until(is_seen)
+    await store.stop()
+    assert theirs.read_bytes() == b"".join(LINES[:30_000])

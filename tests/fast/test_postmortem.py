@@ -6,21 +6,36 @@ import gzip
 import importlib.util
 import json
 import os
+import random
+import shutil
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from remote_agent.diagnose.nccl import NcclText
 from supervisor.cli import main
 from supervisor.errors import UsageError
+from supervisor.postmortem import reading
 from supervisor.postmortem.diagnosis import diagnose
 from supervisor.postmortem.files import find
-from supervisor.postmortem.lines import FileLine, clean
+from supervisor.postmortem.lines import FileLine, clean, without_prefixes
 from supervisor.postmortem.ranks import split_ranks
-from tests.fast.journals import journal
+from supervisor.postmortem.reading import (
+    AFTER,
+    BEFORE,
+    HOT,
+    LINE_MEAN,
+    ROUTINE,
+    FirstAndLast,
+    KeepLimit,
+    LineScan,
+    letters,
+)
+from tests.fast.journals import INCIDENT, event, journal
+from tests.fast.waiting import some
 
 CORPUS = Path(__file__).resolve().parents[3] / "shared" / "corpus"
 BROKEN = """Traceback (most recent call last):
@@ -51,150 +66,12 @@ def only(found: Any) -> Any:
     return incident
 
 
-def tagged(tag: str, text: str) -> str:
-    return "".join(f"{tag}{line}\n" for line in text.splitlines())
-
-
-def test_files_by_rank(tmp_path: Path) -> None:
-    write(tmp_path, rank_0_dot_stderr_dot_log=PEER, rank_1_dot_stderr_dot_log=f"starting\n{BROKEN}")
-    found = only(diagnose([tmp_path]))
-    assert (found["category"], found["culprit_ranks"], found["scope"]) == ("user_exception", [1], "one_rank")
-    assert found["summary"] == "rank 1: ValueError: 7 classes, 6 labels in train.py:88 forward"
-    proof = found["evidence"][0]
-    assert (Path(proof["file"]).name, proof["line"]) == ("rank_1.stderr.log", 5)
-    assert [victim["ranks"] for victim in found["victims"]] == [[0]]
-
-
 def test_a_log_whose_oldest_bytes_are_gone_is_read_all_the_same(tmp_path: Path) -> None:
     write(tmp_path, rank_0_dot_stderr_dot_log="starting\n")
     with (tmp_path / "rank_1.stderr.log").open("wb") as file:
         file.seek(4 << 20)
         file.write(b"\0" * 100 + f"starting\n{BROKEN}".encode())
     assert only(diagnose([tmp_path]))["culprit_ranks"] == [1]
-
-
-@pytest.mark.parametrize(
-    "tags",
-    [
-        ("[rank0]: ", "[rank1]: "),
-        ("[default0]:", "[default1]:"),
-        ("n1:0| ", "n2:1| "),
-        ("0: ", "1: "),
-        ("[node-a:0]", "[node-a:1]"),
-    ],
-    ids=["torch", "torchrun's tee", "supervisor", "srun -l", "host:rank"],
-)
-def test_interleaved_text_by_its_tags(tmp_path: Path, tags: tuple[str, str]) -> None:
-    log = tmp_path / "slurm-4711.out"
-    log.write_text(tagged(tags[0], PEER) + tagged(tags[1], BROKEN))
-    found = only(diagnose([log]))
-    assert (found["category"], found["culprit_ranks"]) == ("user_exception", [1])
-    assert found["evidence"][0]["line"] == 8
-
-
-def test_a_traceback_below_a_tagged_line_belongs_to_it(tmp_path: Path) -> None:
-    log = tmp_path / "server.log"
-    log.write_text(f"[2025-02-01 07:03:55 TP0] ready\n[2025-02-01 07:03:56 TP1] it failed\n{BROKEN}\nbye\n")
-    assert only(diagnose([log]))["culprit_ranks"] == [1]
-
-
-def test_torchruns_directories_know_local_ranks_of_one_node_only(tmp_path: Path) -> None:
-    one = write(tmp_path / "one", run_x__attempt_0__0__stderr_dot_log=PEER, run_x__attempt_0__1__stderr_dot_log=BROKEN)
-    assert only(diagnose([one]))["culprit_ranks"] == [1]
-    two = write(
-        tmp_path / "two", a__run_x__attempt_0__0__stderr_dot_log=PEER, b__run_y__attempt_0__0__stderr_dot_log=BROKEN
-    )
-    found = only(diagnose([two]))
-    assert (found["category"], found["culprit_ranks"]) == ("user_exception", [])
-
-
-def test_the_text_of_one_file_does_not_continue_in_another(tmp_path: Path) -> None:
-    write(tmp_path, rank_1_dot_stderr_dot_log=BROKEN, rank_1_dot_stdout_dot_log="a line\nof stdout\n")
-    found = only(diagnose([tmp_path]))
-    assert (found["culprit_ranks"], found["traceback"].splitlines()[-1]) == ([1], BROKEN.splitlines()[-1])
-    # Nor is the end of a traceback that was cut off there.
-    cut = BROKEN.rpartition("ValueError")[0]
-    write(tmp_path, rank_1_dot_stderr_dot_log=cut, rank_1_dot_stdout_dot_log="Starting\nTypeError: 7\n\n")
-    found = only(diagnose([tmp_path]))
-    proof = found["evidence"][0]
-    assert (found["traceback"], Path(proof["file"]).name, proof["line"]) == (None, "rank_1.stdout.log", 2)
-
-
-@pytest.mark.parametrize(
-    ("died", "category", "ranks"),
-    [
-        ("task 2: Segmentation fault (core dumped)", "segfault", [2]),
-        ("task 2: Terminated", "signal_preempted", []),
-        ("", "signal_preempted", []),
-    ],
-)
-def test_a_step_that_is_cancelled_after_a_tasks_death_was_ended_by_srun(
-    tmp_path: Path, died: str, category: str, ranks: list[int]
-) -> None:
-    fatal = "2: Fatal Python error: Segmentation fault\n" if ranks else ""
-    srun = [f"srun: error: node2: {died}\n"] if died else []
-    step = "slurmstepd: error: *** STEP 123.0 ON node1 CANCELLED AT 2025-01-01T10:00:05 ***\n"
-    log = tmp_path / "slurm-123.out"
-    log.write_text("".join([*(f"{rank}: step\n" for rank in range(4)), fatal, *srun, step]))
-    found = only(diagnose([log]))
-    assert (found["category"], found["culprit_ranks"]) == (category, ranks)
-
-
-def test_a_node_that_only_a_text_names_may_be_lost(tmp_path: Path) -> None:
-    log = tmp_path / "job.log"
-    log.write_text(
-        "n2:3| slurmstepd: error: *** JOB 1 ON n2 CANCELLED AT 2026-11-20T10:00:00 DUE TO NODE FAILURE ***\n"
-    )
-    found = only(diagnose([log]))
-    assert (found["category"], found["culprit_node"], found["time"]) == ("node_lost", "n2", "2026-11-20T10:00:00.000Z")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        BROKEN.replace("88", "8" * 5000),
-        tagged(f"[rank{'7' * 5000}]: ", BROKEN),
-        f"[Rank 1] WorkNCCL(SeqNum={'9' * 5000}, OpType=ALLREDUCE) timed out\n",
-        f"h:1:1 [0] NCCL INFO comm 0x1 rank {'9' * 5000} nRanks {'9' * 5000} - Init COMPLETE\n",
-    ],
-    ids=["line", "rank", "collective", "NCCL"],
-)
-def test_a_number_of_thousands_of_digits_is_no_error(tmp_path: Path, text: str) -> None:
-    log = tmp_path / "job.log"
-    log.write_text(f"{text}{BROKEN}")
-    assert only(diagnose([log]))["category"] == "user_exception"
-
-
-def test_a_launchers_text_belongs_to_the_run_beside_it(tmp_path: Path) -> None:
-    reported = "W1121 06:37:58.309000 2085 torch/distributed/elastic: Sending process 2121 closing signal SIGTERM\n"
-    write(tmp_path / "torchrun", run_x__attempt_0__0__stderr_dot_log=BROKEN)
-    (tmp_path / "torchrun" / "slurm-1.out").write_text(reported)
-    assert only(diagnose([tmp_path / "torchrun"]))["category"] == "user_exception"
-    ours = write(
-        tmp_path / "ours", generation_1__rank_0__stderr_dot_log=BROKEN, generation_1__torchrun_dot_log=reported
-    )
-    write(ours, generation_2__rank_0__stderr_dot_log="", events_dot_jsonl="", agent_dot_log=PEER)
-    found = only(diagnose([ours]))
-    assert (found["generation"], found["category"]) == (1, "user_exception")
-
-
-def test_torchruns_last_words_name_the_rank(tmp_path: Path) -> None:
-    log = tmp_path / "job.log"
-    log.write_text(
-        "E0709 17:05:39.816000 56204 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: -9) "
-        "local_rank: 2 (pid: 56213) of binary: /usr/bin/python\n"
-    )
-    found = only(diagnose([log]))
-    assert (found["category"], found["culprit_ranks"]) == ("host_oom_kill", [2])
-
-
-def test_a_text_that_ends_before_the_first_step_may_show_a_hang(tmp_path: Path) -> None:
-    log = tmp_path / "quiet.log"
-    log.write_text("starting\nh1:10:10 [0] NCCL INFO Bootstrap: Using eth0:10.0.0.1<0>\n")
-    found = only(diagnose([log]))
-    assert (found["category"], found["scope"], found["confidence"]) == ("hang_no_output", "not_in_text", "unknown")
-    assert found["culprit_ranks"] == []
-    assert "NCCL INFO Bootstrap" in found["summary"]
 
 
 def test_a_job_of_ours_that_succeeded_has_no_incident(tmp_path: Path) -> None:
@@ -206,103 +83,9 @@ def test_a_job_of_ours_that_succeeded_has_no_incident(tmp_path: Path) -> None:
 
 
 def test_a_healthy_text_has_no_incident(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    log = tmp_path / "healthy.log"
-    log.write_text("h1:10:10 [0] NCCL INFO Bootstrap: Using eth0:10.0.0.1<0>\nstep=1 loss=2.0\n")
-    assert main(["diagnose", str(log)]) == 0
+    write(tmp_path, healthy_dot_log="step=1 loss=2.0\n")
+    assert main(["diagnose", str(tmp_path)]) == 0
     assert capfd.readouterr().out.startswith("no failure found in these logs; if the job hangs")
-    # What is tried again is no failure where the run gets on behind it.
-    lost = "[c10d] The client socket has failed to connect to [n1]:29500 (errno: 111 - Connection refused).\n"
-    log.write_text(f"{lost}step=1 loss=2.0\n")
-    assert diagnose([log])["incidents"] == []
-    log.write_text(f"step=1 loss=2.0\n{lost}")
-    assert only(diagnose([log]))["category"] == "rendezvous_timeout"
-
-
-def test_timestamps_decide_which_of_two_equal_failures_was_first(tmp_path: Path) -> None:
-    text = "[2025-01-01 10:00:{:02d}] RuntimeError: CUDA error: an illegal memory access was encountered\n"
-    write(tmp_path, rank_0_dot_stderr_dot_log=text.format(9), rank_1_dot_stderr_dot_log=text.format(5))
-    assert only(diagnose([tmp_path]))["culprit_ranks"] == [1]
-
-
-@pytest.mark.parametrize(
-    ("behind", "culprits"),
-    [
-        ((None, None), [0, 1]),
-        # Whatever stood before this line came in the first 50 ms of that second.
-        (("E0101 10:00:05.050 1 x.cpp:1] bye", None), [0]),
-        ((None, "E0101 10:00:05.050 1 x.cpp:1] bye"), [1]),
-        (("E0101 10:00:05.400 1 x.cpp:1] bye", "[2025-01-01 10:00:05] bye"), [0, 1]),
-        (("[2025-01-01 10:00:05] bye", "E0101 10:00:06.010 1 x.cpp:1] bye"), [0, 1]),
-    ],
-)
-def test_the_next_timestamp_limits_the_uncertainty_of_whole_seconds(
-    behind: tuple[str | None, str | None], culprits: list[int], tmp_path: Path
-) -> None:
-    text = "[2025-01-01 10:00:05] RuntimeError: CUDA error: an illegal memory access was encountered\n"
-    logs = [text + (f"{line}\n" if line else "") for line in behind]
-    write(tmp_path, rank_0_dot_stderr_dot_log=logs[0], rank_1_dot_stderr_dot_log=logs[1])
-    found = only(diagnose([tmp_path]))
-    assert found["culprit_ranks"] == culprits
-    # That far it is a guess.
-    assert len(culprits) > 1 or found["confidence"] == "supported"
-
-
-def test_a_timestamp_without_a_year_is_used_for_order_and_not_shown(tmp_path: Path) -> None:
-    text = "E709 17:05:{:02d}.5 here.py:1] RuntimeError: CUDA error: an illegal memory access was encountered\n"
-    write(tmp_path, rank_0_dot_stderr_dot_log=text.format(9), rank_1_dot_stderr_dot_log=text.format(5))
-    found = only(diagnose([tmp_path]))
-    assert (found["culprit_ranks"], found["time"]) == ([1], None)
-
-
-def test_the_rank_that_all_others_got_a_wrong_size_from_is_the_odd_one(tmp_path: Path) -> None:
-    said = "here.cc:225 NCCL WARN Message truncated : received 6144 bytes instead of 2048\n"
-    write(tmp_path, **{f"rank_{rank}_dot_stderr_dot_log": said if rank else "ready\n" for rank in range(4)})
-    found = only(diagnose([tmp_path]))
-    assert (found["category"], found["culprit_ranks"], found["confidence"]) == ("collective_desync", [0], "supported")
-
-
-def test_a_launchers_own_lines_are_not_the_failed_ranks(tmp_path: Path) -> None:
-    (tmp_path / "job.out").write_text(
-        "W0401 00:26:06.9 1 torch/distributed/elastic/api.py:897] Sending process 7 closing signal SIGTERM\n"
-        f"{BROKEN}"
-        "E0401 00:26:08.2 1 torch/distributed/elastic/api.py:869] failed (exitcode: 1) local_rank: 3 (pid: 9) of b\n"
-    )
-    found = only(diagnose([tmp_path / "job.out"]))
-    assert (found["category"], found["culprit_ranks"]) == ("user_exception", [3])
-
-
-def test_facts_of_nccl() -> None:
-    facts = NcclText()
-    assert facts.result() is None
-    for text in (
-        "h1:10:10 [0] NCCL INFO Bootstrap: Using eth0:10.0.0.1<0>",
-        "h1:10:10 [0] NCCL INFO NCCL version 2.26.2+cuda12.8",
-        "h1:10:20 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0>",
-        "h1:10:20 [0] NCCL INFO Using network Socket",
-        "h2:11:21 [0] NCCL INFO comm 0x1 rank 1 nRanks 2 nNodes 2 localRanks 1 localRank 0 MNNVL 0",
-        "h2:11:21 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0",
-        "h2:11:21 [0] NCCL INFO 2 coll channels, 2 collnet channels, 0 nvls channels, 2 p2p channels",
-        "h2:11:21 [0] misc/socket.cc:50 NCCL WARN socketProgress: Connection closed by remote peer",
-    ):
-        facts.feed(text)
-    found = facts.result()
-    assert found is not None
-    assert (found["versions"], found["networks"], found["interfaces"]) == (["2.26.2+cuda12.8"], ["Socket"], ["eth0"])
-    assert (found["nranks"], found["nodes"], found["channels"], found["nvls"]) == (2, 2, 2, False)
-    assert (found["transports"], found["warnings"]) == (
-        ["NET/Socket"],
-        ["socketProgress: Connection closed by remote peer"],
-    )
-
-
-def test_ranks_of_ncclls_lines_are_what_nccl_says() -> None:
-    texts = [
-        "h1:10:20 [0] NCCL INFO comm 0x1 rank 4 nranks 8 cudaDev 0 busId 1b000",
-        "h2:10:20 [0] NCCL INFO comm 0x1 rank 5 nranks 8 cudaDev 0 busId 1b000",
-        "h2:10:33 [0] NCCL WARN Call to ibv_modify_qp failed",
-    ]
-    parts = split_ranks([FileLine(number, text) for number, text in enumerate(texts, 1)])
-    assert [(part.rank, part.node, len(part.lines)) for part in parts] == [(4, "h1", 1), (5, "h2", 2)]
 
 
 def test_long_words_take_linear_time() -> None:
@@ -376,8 +159,7 @@ def test_the_score_on_real_failures(tmp_path: Path) -> None:
     """Floors, not goals: `../shared/corpus/score.py --list` shows each miss."""
     if not CORPUS.is_dir():
         pytest.skip("no corpus here")
-    made = importlib.util.spec_from_file_location("score", CORPUS / "score.py")
-    assert made is not None
+    made = some(importlib.util.spec_from_file_location("score", CORPUS / "score.py"))
     assert made.loader is not None
     score = importlib.util.module_from_spec(made)
     sys.modules["score"] = score
@@ -394,3 +176,255 @@ def test_the_score_on_real_failures(tmp_path: Path) -> None:
     assert shares["category"] >= 0.95, shares
     assert shares["culprit"] >= 0.8, shares
     assert shares["restraint"] >= 1.0, shares
+
+
+# Tracebacks with something before each of their lines.
+
+
+TRACE = ["Traceback (most recent call last):", '  File "train.py", line 3, in main', "    step()", "KeyError: 'x'"]
+
+
+def numbered(texts: list[str]) -> list[FileLine]:
+    return [FileLine(number, text) for number, text in enumerate(texts, 1)]
+
+
+def test_lines_of_two_pods_are_separated() -> None:
+    one, two = ([f"[pod/w-{pod}/main] {text}" for text in TRACE] for pod in (0, 1))
+    mixed = [text for pair in zip(one, two, strict=True) for text in pair]
+    assert [line.text for line in without_prefixes(numbered(mixed))] == [one[0], *TRACE[1:], two[0], *TRACE[1:]]
+
+
+def test_a_time_may_differ_from_line_to_line() -> None:
+    lines = numbered([f"2025-01-02 03:04:0{second} - app - {text}" for second, text in enumerate(TRACE)])
+    found = without_prefixes(lines)
+    assert [line.text for line in found] == [lines[0].text, *TRACE[1:]]
+    assert [line.number for line in found] == [1, 2, 3, 4]
+
+
+def test_words_before_the_first_line_alone_are_no_prefix() -> None:
+    lines = numbered([f"Scheduler hit an exception: {TRACE[0]}", *TRACE[1:], "[pod/w-0/main] step 3"])
+    assert without_prefixes(lines) == lines
+    cut_off = numbered(["app: Traceback (most recent call last):", "app:   step()", "other: step 3"])
+    assert without_prefixes(cut_off) == cut_off
+
+
+# `diagnose` on job directories of ours: what the journal adds to the files.
+
+
+def test_the_journal_shows_who_left_early_whatever_the_clocks(tmp_path: Path) -> None:
+    job, left_ns = tmp_path / "jobs" / "train-a1", 10**18
+    said = {"message": "RuntimeError: Connection closed by peer [10.0.0.1]:4", "extraInfo": {"py_callstack": PEER}}
+    write(job, generation_0__rank_0__error_dot_json="", generation_0__rank_1__stderr_dot_log="")
+    file = job / "generation_0" / "rank_0" / "error.json"
+    file.write_text(json.dumps({"message": said}))
+    # Rank 0 failed a second later, on a clock that is five behind.
+    os.utime(file, ns=(left_ns - 4 * 10**9, left_ns - 4 * 10**9))
+    ended = {"exit": {"code": 1, "signal": None}, "time_ns": left_ns + 2 * 10**9, "shift_ns": 5 * 10**9}
+    members = [{"node": f"n{1 + at}", "group_rank": at, "base_rank": at, "nproc": 1} for at in range(2)]
+    left = {"left": [[1, left_ns + 9 * 10**9, left_ns - 3 * 10**9]], "clocks": {"n2": [3 * 10**9, 10**6]}}
+    events = [
+        {"type": "generation_started", "generation": 0, "node": None, "rank": None, "detail": {"members": members}},
+        {"type": "rank_failed", "generation": 0, "node": "n1", "rank": 0, "detail": ended},
+        {"type": "generation_stopped", "generation": 0, "node": None, "rank": None, "detail": left},
+    ]
+    (job / "events.jsonl").write_text(journal(events))
+    found = only(diagnose([job]))
+    assert (found["category"], found["culprit_ranks"], found["culprit_node"]) == ("collective_desync", [1], "n2")
+
+
+LOST: Any = {"alive_ns": 10**18, "reason": "no heartbeat within 10 s"}
+FAILED: Any = {"exit": {"code": 1, "signal": None}, "time_ns": 10**18}
+TOLD: Any = {**INCIDENT, "category": "hang_missing_rank", "culprit_ranks": [0], "summary": "it hangs"}
+HANG = ("incident", {**TOLD, "fingerprint": "f", "ongoing": True})
+PREEMPTED = ("incident", {**TOLD, "category": "signal_preempted", "fingerprint": "f"})
+ONE: Any = {"node": "n1", "rank": 0, "detail": FAILED}
+MANY = {"node": "n2", "group_rank": 1, "base_rank": 0, "nproc": 10**9}
+ASKED = ("stop_requested", {"operator": "me"})
+
+
+def ended(cause: str) -> tuple[str, Any]:
+    return "generation_stopped", {"cause": cause}
+
+
+@pytest.mark.parametrize(
+    ("happened", "reported"),
+    [
+        *[([ended(cause)], []) for cause in ("restart", "removed", "added", "returned")],
+        ([ASKED, ended("stop")], []),
+        # Others fail when the first are stopped.
+        ([ended("restart"), ("rank_failed", FAILED)], []),
+        ([ASKED, ("rank_failed", FAILED), ended("stop")], []),
+        # It was hanging, or not any more; its allocation was over.
+        ([HANG, ended("restart")], ["hang_missing_rank"]),
+        ([HANG, ("hang_over", {}), ended("restart")], []),
+        ([ASKED, ended("stop"), PREEMPTED], ["signal_preempted"]),
+        # A rank or a node was gone before an operator ended the job.
+        ([("rank_failed", FAILED), ASKED, ended("stop")], ["other"]),
+        ([("node_lost", LOST), ASKED, ended("stop")], ["node_lost"]),
+        ([("node_lost", LOST), ended("restart")], ["node_lost"]),
+        # It was stopped for a failure, or was about to be: the files tell; an exit is known, its reason is not.
+        ([ended("failure")], ["user_exception"]),
+        ([ended("node_lost")], ["user_exception"]),
+        ([ended("")], ["user_exception"]),
+        ([("rank_failed", FAILED)], ["other"]),
+        # It gets on, or its journal was cut off.
+        ([], []),
+        ([("restart_requested", {})], []),
+        ([HANG], ["hang_missing_rank"]),
+        ([ASKED, ("rank_failed", FAILED)], []),
+    ],
+)
+def test_what_the_journal_calls_a_failure(tmp_path: Path, happened: list[tuple[str, Any]], reported: list[str]) -> None:
+    """A rank that prints a traceback and gets on has caught it."""
+    job = tmp_path / "jobs" / "train-a1"
+    write(job, generation_0__rank_0__stderr_dot_log="", generation_0__rank_1__stderr_dot_log=f"{BROKEN}step=9\n")
+    members = [{"node": f"n{1 + at}", "group_rank": at, "base_rank": at, "nproc": 1} for at in range(2)]
+    events = [
+        {"type": kind, "generation": 0, "node": "n2", "rank": 1, "detail": detail}
+        for kind, detail in (("generation_started", {"members": members}), *happened)
+    ]
+    (job / "events.jsonl").write_text(journal(events))
+    assert [incident["category"] for incident in diagnose([job])["incidents"]] == reported
+
+
+def test_what_cannot_be_read_is_said_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    job = write(tmp_path / "train-a1", generation_0__rank_0__stderr_dot_log=BROKEN)
+    members = [{"node": "n1", "group_rank": 0, "base_rank": 0, "nproc": 1}]
+    good = journal([{"type": "generation_started", "detail": {"members": members}}, {"type": "rank_failed", **ONE}])
+    exploding = json.dumps(event(3, {"type": "generation_started", "detail": {"members": [MANY]}})) + "\n"
+    (job / "events.jsonl").write_text(f'null\n{good}{exploding}{{"type": "torn')
+    error = job / "generation_0" / "rank_0" / "error.json"
+    error.write_text('{"message": ')
+    assert main(["diagnose", str(job)]) == 0
+    out, err = capfd.readouterr()
+    assert "ValueError: 7 classes, 6 labels" in out
+    assert f"{job / 'events.jsonl'}: 3 lines cannot be read: line 1 is not an object" in err
+    assert f"{error}: not an error file of torch, or damaged" in err
+
+
+def test_a_text_that_no_encoding_has_is_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    job = write(tmp_path / "train-a1", generation_0__rank_0__stderr_dot_log="")
+    (job / "generation_0" / "rank_0" / "error.json").write_text('{"message": "ValueError: \\udcff broke"}')
+    assert main(["diagnose", str(job)]) == 0
+    assert "ValueError: ? broke" in capfd.readouterr().out
+
+
+# Long logs: which lines `diagnose` keeps of them, and how it finds those.
+
+
+def noisy(chance: random.Random, lines: int) -> bytes:
+    """Return a log: steps, bars, text that differs, trouble here and there, a line without an end."""
+    made: list[Callable[[], bytes]] = [
+        lambda: b"step=%d loss=%f" % (chance.randrange(5000), chance.random()),
+        lambda: b"\r".join(b"%d%%|%s| 2.%dit/s" % (at, b"\xe2\x96\x88" * at, at) for at in range(8)),
+        lambda: chance.randbytes(30).replace(b"\n", b" "),
+        lambda: b"",
+        lambda: BROKEN.encode().rstrip(b"\n") + b"\r",
+        lambda: b"x" * 20_000,
+    ]
+    return b"\n".join(chance.choices(made, (900, 30, 30, 9, 1, 1))[0]() for _ in range(lines))
+
+
+def plainly_picked(text: bytes, limit: KeepLimit) -> list[int]:
+    """Return the numbers of the lines that are kept of a long file, by a look at each line."""
+    lines = text.split(b"\n")[: -1 if text.endswith(b"\n") else None]
+    hot = [at for at, line in enumerate(lines) if any(letters(word) in letters(line) for word in HOT)]
+    around = {near for at in hot for near in range(at - BEFORE, at + AFTER + 1) if 0 <= near < len(lines)}
+    ends = range(max(0, len(lines) - limit.end), len(lines))
+    kept = sorted(around)
+    middle = set(kept[limit.kept : -limit.kept])
+    return [number + 1 for number in sorted((around - middle) | set(ends))]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_of_a_long_file_the_right_lines_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    text = noisy(random.Random(seed), 12_000)
+    log = tmp_path / "long.log"
+    log.write_bytes(text)
+    (whole,) = reading.read_all([log])
+    monkeypatch.setattr(reading, "WHOLE_BYTES", 1000)
+    monkeypatch.setattr(reading, "KEPT_MAX", 300)
+    monkeypatch.setattr(reading, "PIECE", (40_000, 90_001)[seed % 2])
+    monkeypatch.setattr(reading, "BLOCK", (9_000, 30_011)[seed // 2])
+    seen: list[int] = []
+    (lines,) = reading.read_all([log], seen.append)
+    assert [line.number for line in lines] == plainly_picked(text, KeepLimit(300, 300))
+    assert all(whole[line.number - 1] == line for line in lines)
+    assert sum(seen) == len(text)
+    # Of a bar without any end the last state is shown, and what was written behind it.
+    log.write_bytes(b"".join(b"%d%%|\r" % at for at in range(90_000)) + b"ValueError: 7\nend")
+    assert [line.text for lines in reading.read_all([log]) for line in lines] == ["ValueError: 7", "end"]
+
+
+def unlike(chance: random.Random, lines: int) -> list[bytes]:
+    """Return lines of which no two are alike, now and then with a word of trouble somewhere in them."""
+    made = [bytes(chance.choices(b"etaoinshrdlcumwfgypbvkxjqz TEN_:7\xe2", k=60)) for _ in range(lines)]
+    for at in range(0, lines, 7):
+        place = chance.randrange(60)
+        made[at] = made[at][:place] + chance.choice(HOT) + made[at][place:]
+    return made
+
+
+@pytest.mark.parametrize("kind", ["there", "failing", "not GNU's", "absent"])
+def test_words_are_found_with_and_without_grep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    lines = unlike(random.Random(1), 6000)
+    hot = [at for at, line in enumerate(lines) if any(letters(word) in letters(line) for word in HOT)]
+    grep, real = tmp_path / "grep", shutil.which("grep")
+    if kind == "there":
+        grep.symlink_to(real or "/bin/grep")
+    elif kind != "absent":
+        grep.write_text(
+            f"#!/bin/sh\necho 'grep ({'GNU' if kind == 'failing' else 'BSD'} grep)'; [ $# = 1 ] || exit 2\n"
+        )
+        grep.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    reading._gnu_grep.cache_clear()
+    try:
+        assert (reading._gnu_grep() is None) == (kind in ("not GNU's", "absent"))
+        assert len(letters(b"\n".join(lines))) > reading._GREP_BYTES
+        assert LineScan().hot(b"\n".join(lines)) == hot
+    finally:
+        reading._gnu_grep.cache_clear()
+
+
+def test_of_long_lines_fewer_are_kept() -> None:
+    for size, most in ((LINE_MEAN // 2, 50), (LINE_MEAN, 50), (5 * LINE_MEAN, 10)):
+        kept = FirstAndLast(50)
+        for number in range(1000):
+            kept.add((number, b"x" * size))
+        assert [number for number, _ in kept.lines()] == [*range(most), *range(1000 - most, 1000)]
+
+
+def test_a_line_with_many_words_of_trouble_takes_linear_time() -> None:
+    begin = time.process_time()
+    assert LineScan().hot(b"fine\n" + b"error=0.5 failed=1\r" * 20_000 + b"\nfine") == [1]
+    assert time.process_time() - begin < 1.0
+
+
+def test_what_comes_at_each_step_is_routine_among_lines_that_are_not_alike_too() -> None:
+    seen, chance = LineScan(), random.Random(0)
+    found = []
+    for _ in range(4):
+        lines = [b"loss is %f" % chance.random() for _ in range(ROUTINE // 2)]
+        lines += [bytes(chance.choices(b"zqjvy", k=60)) for _ in range(ROUTINE)]
+        found.append(len(seen.hot(b"\n".join(lines))))
+    assert found == [ROUTINE // 2, ROUTINE // 2, 0, 0]
+
+
+def test_other_processes_pick_the_same_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logs = [tmp_path / name for name in ("a.log", "b.log")]
+    for number, log in enumerate(logs):
+        log.write_bytes(noisy(random.Random(number), 20_000))
+    monkeypatch.setattr(reading, "WHOLE_BYTES", 1000)
+    monkeypatch.setattr(reading, "PIECE", 200_000)
+    alone = list(reading.read_all(logs))
+    monkeypatch.setattr(reading, "HELP_BYTES", 0)
+    monkeypatch.setattr(reading, "HELPERS_MAX", 2)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    assert list(reading.read_all(logs)) == alone
+    helper = reading.PickProcess()
+    process = some(helper._process)
+    process.communicate(timeout=20)  # the end of its stdin, as when we are killed
+    assert process.returncode == 0
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    assert list(reading.read_all(logs)) == alone

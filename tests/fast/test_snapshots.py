@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import gc
 import io
 import json
 import os
 import shutil
-import socket
 import struct
-import threading
 import time
 import zipfile
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +21,7 @@ from typing import Any
 import pytest
 
 from remote_agent.agent.background import Background
+from remote_agent.agent.file_requests import JobRequests
 from remote_agent.agent.snapshot_keeper import SENT_BYTES, SnapshotKeeper
 from remote_agent.base.paths import Home
 from remote_agent.base.tasks import Tasks
@@ -33,7 +32,11 @@ from remote_agent.snapshots.scan import matches, scan
 from remote_agent.snapshots.store import Abandoned, KeptSnapshot, Store, remove_asides, set_aside
 from remote_agent.tree.manifest import pack
 from remote_agent.wire import Answer, CallFailed, Channel, Handler, Items, JobSpec, NodeSpec, Problem, WireError
-from supervisor.wording.status import snapshot_rows
+from supervisor.cli import snapshots
+from supervisor.cli.snapshots import pull
+from supervisor.errors import RequestFailed, UsageError
+from supervisor.link.tasks import each
+from supervisor.ssh.answers import read_answer
 
 
 def torch_zip(content: bytes = b"weights") -> bytes:
@@ -70,15 +73,11 @@ def one(base: Path, pattern: str = "**") -> InPlace:
 @pytest.mark.parametrize(
     "name",
     [
-        "ck/700.orbax-checkpoint-tmp-1700000000",
-        "tmp-checkpoint-500",
-        "checkpoint-500.tmp",
-        "ckpt_100.incomplete",
-        "tmpk3x_ab9/step_5",
-        "step_5.tmp123",
+        "ck/700.orbax-checkpoint-tmp-1700000000", "tmp-checkpoint-500", "checkpoint-500.tmp", "ckpt_100.incomplete",
+        "tmpk3x_ab9/step_5", "step_5.tmp123",
     ],
-)
-def test_what_a_library_will_rename_once_it_is_whole_is_no_snapshot_yet(tmp_path: Path, name: str) -> None:
+)  # fmt: skip
+def test_what_a_library_will_rename_is_no_snapshot_yet(tmp_path: Path, name: str) -> None:
     lay(tmp_path, {f"{name}/data.bin": b"half", "checkpoint-400/model.bin": b"whole"})
     assert [snapshot.path for snapshot in scan(tmp_path, ["**"]).snapshots] == ["checkpoint-400"]
 
@@ -94,7 +93,7 @@ def test_a_file_is_complete_to_its_last_byte_only(tmp_path: Path, made: tuple[st
         assert judge(one(tmp_path)).whole is not True, length
 
 
-def test_a_directory_is_complete_once_its_marker_and_all_that_it_names_is_there(tmp_path: Path) -> None:
+def test_a_directory_is_complete_with_its_marker_and_parts(tmp_path: Path) -> None:
     weights = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
     cases: list[tuple[str, dict[str, bytes], str]] = [
         ("dcp", {"s/.metadata": dcp(["__0_0.distcp", "__1_0.distcp"]), "s/__0_0.distcp": b"a",
@@ -114,7 +113,7 @@ def test_a_directory_is_complete_once_its_marker_and_all_that_it_names_is_there(
         assert judge(one(base)) == Verdict(form, False)
 
 
-def test_a_directory_that_is_named_like_a_trainers_is_one_by_its_files_or_its_neighbours(tmp_path: Path) -> None:
+def test_a_trainers_directory_is_known_by_its_files(tmp_path: Path) -> None:
     """Other scripts save as checkpoint-500, too, and write no trainer_state.json: theirs must not count as torn."""
     weights = {"checkpoint-20/model.pt": torch_zip()}
     lay(tmp_path / "own", weights)
@@ -126,17 +125,14 @@ def test_a_directory_that_is_named_like_a_trainers_is_one_by_its_files_or_its_ne
     cut = {"checkpoint-20/config.json": b"{}", "checkpoint-20/model.safetensors": safetensors()[:-1]}
     lay(tmp_path / "cut", cut)
     assert one(tmp_path / "cut").is_torn(), "also the first one, of which nothing else is there yet"
+    torn = {"checkpoint-20/optimizer.pt": torch_zip()[:-9], "checkpoint-20/trainer_state.json": b'{"global_step": 20}'}
+    lay(tmp_path / "torn", torn)
+    assert judge(one(tmp_path / "torn")) == Verdict("trainer", False), "a torn part makes all of it incomplete"
     lay(tmp_path / "files", {**weights, "checkpoint-20/rng_state_0.pth": torch_zip()})
     assert judge(one(tmp_path / "files")) == Verdict("trainer", False)
     lay(tmp_path / "beside", {**weights, "checkpoint-10/trainer_state.json": b'{"global_step": 10}'})
     found = {each.path: judge(each) for each in scan(tmp_path / "beside", ["checkpoint-*"]).snapshots}
     assert found == {"checkpoint-10": Verdict("trainer", True), "checkpoint-20": Verdict("trainer", False)}
-
-
-def test_a_torn_part_makes_the_whole_directory_incomplete(tmp_path: Path) -> None:
-    lay(tmp_path, {"checkpoint-20/optimizer.pt": torch_zip()[:-9],
-                   "checkpoint-20/trainer_state.json": b'{"global_step": 20}'})  # fmt: skip
-    assert judge(one(tmp_path)) == Verdict("trainer", False)
 
 
 def test_a_file_without_a_marker_counts_only_while_its_writers_live() -> None:
@@ -193,9 +189,7 @@ def test_links_are_never_followed_and_one_that_leads_out_is_reported(tmp_path: P
     ]  # fmt: skip
 
 
-def test_a_directory_is_a_snapshot_with_all_its_files_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_is_all_of_a_snapshot_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lay(tmp_path, {"checkpoint-20/.hidden/notes": b"1", "checkpoint-20/trainer_state.json": b'{"global_step": 20}',
                    "checkpoint-30/trainer_state.json": b'{"global_step": 30}', "weights.bin": b"w"})  # fmt: skip
     (tmp_path / "checkpoint-30/model.bin").symlink_to(tmp_path / "weights.bin")
@@ -304,7 +298,7 @@ def test_a_snapshot_that_changes_while_it_is_read_is_not_kept(tmp_path: Path) ->
     assert not disk.store.kept
 
 
-def test_another_node_cannot_name_a_place_that_is_no_snapshot_of_this_job(tmp_path: Path) -> None:
+def test_another_node_cannot_name_another_place(tmp_path: Path) -> None:
     source, target = Disk(tmp_path / "a"), Disk(tmp_path / "b", ("*.pt", "links/*.pt"))
     script = source.save("train.py", b"evil", 1)
     with pytest.raises(Problem, match="not one of this job's snapshots"):
@@ -330,7 +324,7 @@ def test_a_full_disk_and_the_limit_are_named_and_the_newest_copy_stays(tmp_path:
     assert disk.store.kept[-1].id == third.id
 
 
-def test_where_one_fits_the_newer_one_replaces_the_older_unless_no_other_node_would_have_one(tmp_path: Path) -> None:
+def test_the_newer_copy_replaces_the_older_where_one_fits(tmp_path: Path) -> None:
     disk = Disk(tmp_path / "a", limit=1500)
     disk.save("snapshot.pt", torch_zip(b"1" * 1000), 1)
     second = disk.save("snapshot.pt", torch_zip(b"2" * 1000), 2)
@@ -344,7 +338,7 @@ def test_where_one_fits_the_newer_one_replaces_the_older_unless_no_other_node_wo
     assert disk.store.kept == (second,)
 
 
-def test_what_lost_its_content_is_forgotten_and_what_a_loss_of_power_left_is_removed(tmp_path: Path) -> None:
+def test_a_loss_of_power_leaves_nothing_behind(tmp_path: Path) -> None:
     disk = Disk(tmp_path)
     lost, stays = disk.save("a.pt", torch_zip(b"a"), 1), disk.save("b.pt", torch_zip(b"b"), 2)
     contents = tmp_path / "kept/contents"
@@ -360,7 +354,7 @@ def test_what_lost_its_content_is_forgotten_and_what_a_loss_of_power_left_is_rem
     assert not again.kept
 
 
-def test_what_is_newer_than_the_chosen_snapshot_is_hidden_from_the_script(tmp_path: Path) -> None:
+def test_newer_snapshots_are_hidden_from_the_script(tmp_path: Path) -> None:
     lay(tmp_path, {"ckpt_30.pt": b"PK\x03\x04torn"})
     assert set_aside(one(tmp_path)) == ".ckpt_30.pt.aside1"
     assert not scan(tmp_path, ["**"]).snapshots
@@ -389,14 +383,15 @@ class Others:
         raise PeerUnreachable(f"{node}: no answer")
 
 
-BACKGROUNDS: list[Background] = []
+KEEPERS: list[tuple[SnapshotKeeper, Background]] = []
 
 
 @pytest.fixture(autouse=True)
 def _end_threads() -> Iterator[None]:
     yield
-    while BACKGROUNDS:
-        BACKGROUNDS.pop().close()
+    while KEEPERS:
+        for made in KEEPERS.pop():
+            made.close()
 
 
 LONG_AGO = {"time": "2020-01-01T00:00:00.000Z"}
@@ -412,15 +407,16 @@ def keeper(
     **changes: Any,
 ) -> tuple[SnapshotKeeper, list[Any]]:
     """A keeper whose group has begun, and the notices that it gives; `records`: the journal."""
-    spec = JobSpec(job, "train.py", (NodeSpec("n1", "a"), NodeSpec("n2", "b")), workdir=str(root / "work"), **changes)
+    nodes = (NodeSpec("n1", "a"), NodeSpec("n2", "b"))
+    spec = JobSpec(job, "train.py", nodes, workdir=str(root / "work"), **{"snapshots": ("*.pt",), **changes})
     (root / "work").mkdir(exist_ok=True)
     files = Home(home or root / "home").job(job)
     logs = SimpleNamespace(progress=lambda generation: {})
     peers: Any = others
     background = Background("n1", peers)
-    BACKGROUNDS.append(background)
     journal: Any = SimpleNamespace(records=records)
     made = SnapshotKeeper(files, spec, spec.workdir, background, peers, logs, journal)  # type: ignore[arg-type]
+    KEEPERS.append((made, background))
     said: list[Any] = []
     member = SimpleNamespace(running=0, shift_ns=0, report=lambda op, args: said.append(args))
     made.start(SimpleNamespace(spawn=lambda work, name: work.close()), member)  # type: ignore[arg-type]
@@ -429,314 +425,152 @@ def keeper(
 
 
 @pytest.mark.parametrize(("answer", "kept"), [({"sees": True}, 0), ({"sees": False}, 1), (None, 1)])
-def test_what_the_other_nodes_see_too_is_not_copied(tmp_path: Path, answer: Any | None, kept: int) -> None:
-    made, _ = keeper(tmp_path, Others(answer), snapshots=("*.pt",))
+async def test_what_the_other_nodes_see_too_is_not_copied(tmp_path: Path, answer: Any | None, kept: int) -> None:
+    made, _ = keeper(tmp_path, Others(answer))
     lay(tmp_path / "work", {"snapshot.pt": torch_zip()})
-    try:
-        assert len(asyncio.run(made.hold())) == kept
-    finally:
-        made.close()
+    assert len(await made.hold()) == kept
 
 
-def test_where_nodes_have_disks_of_their_own_they_are_not_asked_about_each_save(tmp_path: Path) -> None:
-    """One that is lost delays the answer, and the next save would make the copy worthless each time."""
-    others = Others({"sees": False})
-    made, _ = keeper(tmp_path, others, snapshots=("*.pt",))
-
-    async def save() -> None:
-        for number in range(6):
-            lay(tmp_path / "work", {"snapshot.pt": torch_zip(b"w" * number)})
-            await made._keep_new()
-
-    try:
-        asyncio.run(save())
-    finally:
-        made.close()
-    assert len(others.asked) == 2 * 3
-
-
-def test_what_is_shared_is_asked_for_each_pattern_as_one_device_may_have_both(tmp_path: Path) -> None:
-    class Both(Others):
-        async def ask(self, node: str, op: str, args: Any) -> Any | None:
-            return {"sees": args["path"].startswith("shared/")}
-
-    made, _ = keeper(tmp_path, Both(None), snapshots=("shared/*.pt", "*.pt"))
-    lay(tmp_path / "work", {"shared/a.pt": torch_zip(), "b.pt": torch_zip()})
-
-    async def save() -> list[str]:
-        await made._keep_new()
-        return [one["path"] for one in made.heads()]
-
-    try:
-        assert asyncio.run(save()) == ["b.pt"]
-    finally:
-        made.close()
-
-
-def test_the_snapshot_that_an_operator_named_stays_while_the_group_that_resumes_from_it_is_formed(
-    tmp_path: Path,
-) -> None:
+async def test_a_named_snapshot_stays_until_its_group_has_formed(tmp_path: Path) -> None:
     """The ranks may save once more between the order and their end."""
-    made, _ = keeper(tmp_path, Others({"sees": False}), snapshots=("*.pt",))
-
-    async def save() -> tuple[str, list[str], list[str]]:
-        for number in range(2):
-            lay(tmp_path / "work", {"model.pt": torch_zip(b"%d" % number)})
-            await made._keep_new()
-        named = made.heads()[0]["id"]
-        lay(tmp_path / "work", {"model.pt": torch_zip(b"later")})
-        held = [each["id"] for each in await made.hold([named])]
-        made.begin_group()
-        lay(tmp_path / "work", {"model.pt": torch_zip(b"next")})
-        await made._keep_new()
-        return named, held, [each["id"] for each in made.heads()]
-
-    try:
-        named, held, after = asyncio.run(save())
-    finally:
-        made.close()
+    made, _ = keeper(tmp_path, Others({"sees": False}))
+    for number in range(2):
+        lay(tmp_path / "work", {"model.pt": torch_zip(b"%d" % number)})
+        await made.hold()
+    named = made.heads()[0]["id"]
+    lay(tmp_path / "work", {"model.pt": torch_zip(b"later")})
+    held = [each["id"] for each in await made.hold([named])]
+    made.begin_group()
+    lay(tmp_path / "work", {"model.pt": torch_zip(b"next")})
+    await made.hold()
+    after = [each["id"] for each in made.heads()]
     assert named in held
     assert (len(held), len(after), named in after) == (3, 2, False)
 
 
-def test_a_snapshot_that_names_no_step_has_the_one_that_ranks_had_printed(tmp_path: Path) -> None:
+async def test_a_snapshot_that_names_no_step_has_the_one_that_ranks_had_printed(tmp_path: Path) -> None:
     """Steps are noted also while the keeping waits for the processor."""
-    made, _ = keeper(tmp_path, Others({"sees": False}), snapshots=("*.pt",))
+    made, _ = keeper(tmp_path, Others({"sees": False}))
     printed: Any = {0: {"step": 7}, 1: {"step": None}}
     made._logs = SimpleNamespace(progress=lambda generation: printed)  # type: ignore[assignment]
-
-    async def save() -> list[tuple[int | None, bool]]:
-        await made._note_step()
-        lay(tmp_path / "work", {"model.pt": torch_zip(), "ckpt_step9.pt": torch_zip(b"9")})
-        await made._keep_new()
-        return sorted((each["step"], each["exact"]) for each in made.heads())
-
-    try:
-        assert asyncio.run(save()) == [(7, False), (9, True)]
-    finally:
-        made.close()
+    await made._note_step()
+    lay(tmp_path / "work", {"model.pt": torch_zip(), "ckpt_step9.pt": torch_zip(b"9")})
+    await made.hold()
+    assert sorted((each["step"], each["exact"]) for each in made.heads()) == [(7, False), (9, True)]
 
 
-def test_what_no_longer_counts_makes_room_first(tmp_path: Path) -> None:
+async def test_what_no_longer_counts_makes_room_first(tmp_path: Path) -> None:
     """Who has gone back keeps the snapshot that was good, not the one after it."""
-    made, _ = keeper(tmp_path, Others({"sees": False}), snapshots=("*.pt",))
-
-    async def save() -> tuple[list[str], list[str]]:
-        for number in range(2):
-            lay(tmp_path / "work", {"model.pt": torch_zip(b"%d" % number)})
-            await made._keep_new()
-        good, spike = await made.hold()
-        await made.restore([{**good, "holders": ["n1"]}], [(good["time_ns"], spike["time_ns"])])
-        made.begin_group()
-        lay(tmp_path / "work", {"model.pt": torch_zip(b"next")})
-        await made._keep_new()
-        return [good["id"], spike["id"]], [each["id"] for each in made.heads()]
-
-    try:
-        (good, spike), kept = asyncio.run(save())
-    finally:
-        made.close()
-    assert (len(kept), good in kept, spike in kept) == (2, True, False)
+    made, _ = keeper(tmp_path, Others({"sees": False}))
+    for number in range(2):
+        lay(tmp_path / "work", {"model.pt": torch_zip(b"%d" % number)})
+        await made.hold()
+    good, spike = await made.hold()
+    await made.restore([{**good, "holders": ["n1"]}], [(good["time_ns"], spike["time_ns"])])
+    made.begin_group()
+    lay(tmp_path / "work", {"model.pt": torch_zip(b"next")})
+    await made.hold()
+    kept = [each["id"] for each in made.heads()]
+    assert (len(kept), good["id"] in kept, spike["id"] in kept) == (2, True, False)
 
 
-def test_what_no_longer_counts_is_hidden_also_where_no_older_version_takes_its_place(tmp_path: Path) -> None:
-    made, _ = keeper(tmp_path, Others({"sees": False}), snapshots=("*.pt",))
-    second = 10**9
+async def test_what_no_longer_counts_is_hidden(tmp_path: Path) -> None:
+    made, _ = keeper(tmp_path, Others({"sees": False}))
     begun = time.time_ns()
     lay(tmp_path / "work", {"model.pt": torch_zip(b"1"), "ema.pt": torch_zip(b"2"), "old.pt": torch_zip(b"3")})
     for name, age_s in (("model.pt", 60), ("ema.pt", 30), ("old.pt", 90)):
-        os.utime(tmp_path / "work" / name, ns=(begun - age_s * second,) * 2)
-
-    async def go_back() -> Any:
-        (model,) = [one for one in await made.hold() if one["path"] == "model.pt"]
-        return await made.restore([{**model, "holders": ["n1"]}], [(model["time_ns"], begun)])
-
-    try:
-        report = asyncio.run(go_back())
-    finally:
-        made.close()
+        os.utime(tmp_path / "work" / name, ns=(begun - age_s * 10**9,) * 2)
+    (model,) = [one for one in await made.hold() if one["path"] == "model.pt"]
+    report = await made.restore([{**model, "holders": ["n1"]}], [(model["time_ns"], begun)])
     assert report["aside"] == ["ema.pt -> .ema.pt.aside1"]
     assert sorted(os.listdir(tmp_path / "work")) == [".ema.pt.aside1", "model.pt", "old.pt"]
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_snapshot_that_the_job_does_not_name_is_reported_once(tmp_path: Path, shared: bool) -> None:
-    made, said = keeper(tmp_path, Others({"sees": shared}))
+async def test_a_snapshot_that_the_job_does_not_name_is_reported_once(tmp_path: Path, shared: bool) -> None:
+    made, said = keeper(tmp_path, Others({"sees": shared}), snapshots=())
     lay(tmp_path / "work", {"a.log": b"step 1", "torn.pt": torch_zip()[:-5]})
-
-    async def look() -> None:
+    await made.look_for_unnamed()
+    assert not said
+    lay(tmp_path / "work", {"out/checkpoint-20/trainer_state.json": b'{"global_step": 20}', "b.pt": torch_zip()})
+    for _ in range(3):
         await made.look_for_unnamed()
-        assert not said
-        lay(tmp_path / "work", {"out/checkpoint-20/trainer_state.json": b'{"global_step": 20}', "b.pt": torch_zip()})
-        for _ in range(3):
-            await made.look_for_unnamed()
-
-    try:
-        asyncio.run(look())
-    finally:
-        made.close()
     assert [one["kind"] for one in said] == ([] if shared else ["snapshot_unnamed"])
     assert shared or "--snapshots 'b.pt'" in said[0]["message"]
 
 
-def test_a_pattern_that_matches_nothing_is_reported_once_ranks_save_something_else(tmp_path: Path) -> None:
+async def test_a_pattern_that_matches_nothing_is_reported(tmp_path: Path) -> None:
     made, said = keeper(tmp_path, Others({"sees": False}), snapshots=("ckpts/**", "part.pt"))
     lay(tmp_path / "work", {"part.pt": torch_zip()[:-5]})
-    asyncio.run(made.look_for_unnamed())
+    await made.look_for_unnamed()
     assert not said
     lay(tmp_path / "work", {"checkpoints/a.pt": torch_zip()})
     for _ in range(2):
-        asyncio.run(made.look_for_unnamed())
+        await made.look_for_unnamed()
     (notice,) = said
     assert notice["message"].startswith('nothing matches snapshots = ["ckpts/**", "part.pt"] so far, and checkpoints/')
     # Once something matches, others may be left out on purpose.
     made, said = keeper(tmp_path / "work", Others({"sees": False}), snapshots=("own.pt",))
     lay(tmp_path / "work/work", {"own.pt": torch_zip(), "best.pt": torch_zip(b"best")})
-    asyncio.run(made.hold())
-    asyncio.run(made.look_for_unnamed())
+    await made.hold()
+    await made.look_for_unnamed()
     assert not said
 
 
-def test_why_a_snapshot_is_not_kept_is_said_once(tmp_path: Path) -> None:
-    made, said = keeper(tmp_path, Others(None), snapshots=("*.pt",), snapshots_limit=10)
-    lay(tmp_path / "work", {"snapshot.pt": torch_zip()})
-
-    async def look() -> None:
-        for number in range(2):
-            # Another size is no other warning.
-            lay(tmp_path / "work", {"snapshot.pt": torch_zip(b"w" * number)})
-            assert await made.hold() == []
-
-    try:
-        asyncio.run(look())
-    finally:
-        made.close()
-    assert len(said) == 1
-    assert "snapshots_limit is 10" in said[0]["message"]
-
-
-def test_the_table_of_snapshots_names_step_size_and_nodes() -> None:
-    kept: Any = {"id": "a1", "path": "b.pt", "step": None, "time_ns": 0, "bytes": 2_000_000, "nodes": ["n1", "n2"]}
-    kept["skipped"] = True
-    head, row = snapshot_rows([kept])
-    assert dict(zip(head, row, strict=True)).items() >= {
-        "ID": "a1", "STEP": "-", "SIZE": "2.0 MB", "NODES": "n[1-2]",
-        "PATH": "b.pt (skipped: the job went back to an older one)",
-    }.items()  # fmt: skip
-
-
-def test_a_copy_that_its_node_has_dropped_meanwhile_is_no_reason_to_warn(tmp_path: Path) -> None:
-    made, said = keeper(tmp_path, Others(None), snapshots=("*.pt",))
-
-    async def pull(failure: Exception) -> None:
-        async def fails(node: str, name: str, *, slow: bool) -> KeptSnapshot:
-            raise failure
-
-        made._pull = fails  # type: ignore[method-assign]
-        await made._take("n2", "a1")
-
-    try:
-        asyncio.run(pull(CallFailed("no_snapshot", "snapshot a1 is not kept on this node")))
-        # A link that was cut: it is offered again, and goes on from there. TimeoutError is an OSError.
-        asyncio.run(pull(asyncio.TimeoutError()))
-        assert not said
-        for needed in (9, 10):
-            asyncio.run(pull(Problem("no_room", f"{needed} bytes are needed, 0 are free")))
-    finally:
-        made.close()
-    assert len(said) == 1
-    assert "9 bytes are needed" in said[0]["message"]
-
-
-def test_what_ranks_of_this_job_left_torn_is_hidden_and_nothing_else(tmp_path: Path) -> None:
+async def test_what_ranks_of_this_job_left_torn_is_hidden_and_nothing_else(tmp_path: Path) -> None:
     made, _ = keeper(tmp_path, Others(None), snapshots=("**",), records=[LONG_AGO])
     torn = {"snapshot.pt": torch_zip()[:-5], "empty.ckpt": b"", "part/.metadata": dcp(["__0_0.distcp"])}
     lay(tmp_path / "work", {**torn, "log.txt": b"step 1", "_SUCCESS": b"", "older.pt": b"PK\x03\x04"})
     (tmp_path / "work/checkpoint-5").mkdir()
     os.utime(tmp_path / "work/older.pt", ns=(1, 1))
-
-    async def look() -> list[str]:
-        with (tmp_path / "work/open.pt").open("wb"):
-            await made.hold()
-        return list((await made.restore([]))["aside"])
-
-    try:
-        found = asyncio.run(look())
-    finally:
-        made.close()
+    with (tmp_path / "work/open.pt").open("wb"):
+        await made.hold()
+    found = list((await made.restore([]))["aside"])
     hidden = sorted(name.partition(" -> ")[0] for name in found)
     assert hidden == ["checkpoint-5", "empty.ckpt", "snapshot.pt"]
     left = [name for name in sorted(os.listdir(tmp_path / "work")) if ".aside" not in name]
     assert left == ["_SUCCESS", "log.txt", "older.pt", "open.pt", "part"]
 
 
-def test_a_newer_snapshot_that_could_not_be_kept_is_hidden_and_not_written_over(tmp_path: Path) -> None:
-    made, said = keeper(tmp_path, Others(None), snapshots=("*.pt",), snapshots_limit=1200)
+async def test_a_newer_snapshot_is_hidden_and_not_written_over(tmp_path: Path) -> None:
+    made, said = keeper(tmp_path, Others(None), snapshots_limit=1200)
     lay(tmp_path / "work", {"snapshot.pt": torch_zip(b"1" * 100)})
     newer = torch_zip(b"2" * 2000)
-
-    async def look() -> Any:
-        (head,) = await made.hold()
-        lay(tmp_path / "work", {"snapshot.pt": newer})
-        assert await made.hold() == [head]
-        return await made.restore([{**head, "holders": ["n1"]}])
-
-    try:
-        report = asyncio.run(look())
-    finally:
-        made.close()
+    (head,) = await made.hold()
+    lay(tmp_path / "work", {"snapshot.pt": newer})
+    assert await made.hold() == [head]
+    report = await made.restore([{**head, "holders": ["n1"]}])
     assert len(said) == 1
     assert report["aside"] == ["snapshot.pt -> .snapshot.pt.aside1"]
     assert (tmp_path / "work/.snapshot.pt.aside1").read_bytes() == newer
     assert (tmp_path / "work/snapshot.pt").read_bytes() == torch_zip(b"1" * 100)
 
 
-def test_a_snapshot_that_its_script_is_removing_is_no_new_one(tmp_path: Path) -> None:
-    made, _ = keeper(tmp_path, Others(None), snapshots=("checkpoint-*",))
-    lay(tmp_path / "work", {"checkpoint-5/a.bin": b"12345", "checkpoint-5/trainer_state.json": b'{"global_step": 5}'})
-
-    async def look() -> None:
-        (whole,) = await made.hold()
-        (tmp_path / "work/checkpoint-5/a.bin").unlink()
-        assert await made.hold() == [whole]
-        # It does not pass for the snapshot of its step either.
-        assert (await made.restore([{**whole, "holders": ["n1"]}]))["placed"] == {whole["id"]: None}
-
-    try:
-        asyncio.run(look())
-    finally:
-        made.close()
-    assert (tmp_path / "work/checkpoint-5/a.bin").read_bytes() == b"12345"
-
-
-def test_kept_snapshots_are_offered_again_after_a_restart_of_the_agent_and_with_each_group(tmp_path: Path) -> None:
+async def test_kept_snapshots_are_offered_again(tmp_path: Path) -> None:
     lay(tmp_path / "work", {"snapshot.pt": torch_zip()})
 
     async def offers(others: Others) -> list[tuple[str, str, Any]]:
-        made, _ = keeper(tmp_path, others, snapshots=("*.pt",))
-        try:
-            await made.hold()
-            others.asked.clear()
-            for _ in range(2):
-                await made._send_copies()
-            made.begin_group()
+        made, _ = keeper(tmp_path, others)
+        await made.hold()
+        others.asked.clear()
+        for _ in range(2):
             await made._send_copies()
-        finally:
-            made.close()
+        made.begin_group()
+        await made._send_copies()
         return others.asked
 
     # Its own goes to the next node; once that has it, nobody is asked until another group begins.
-    assert asyncio.run(offers(Others({"has": True}))) == [("n2", "snapshot_offer", True)] * 2
+    assert await offers(Others({"has": True})) == [("n2", "snapshot_offer", True)] * 2
     (tmp_path / "work/snapshot.pt").unlink()
     # After a restart it is not known who has it: all are asked before one is to take it.
-    asked = asyncio.run(offers(Others({}, n3={"has": True})))
+    asked = await offers(Others({}, n3={"has": True}))
     assert asked == [("n2", "snapshot_offer", False), ("n3", "snapshot_offer", False)] * 2
-    asked = asyncio.run(offers(Others({}, n2={"arrives": True})))
+    asked = await offers(Others({}, n2={"arrives": True}))
     assert ("n2", "snapshot_offer", True) in asked
 
 
-def test_a_damaged_content_is_taken_from_the_next_node_that_has_it(tmp_path: Path) -> None:
-    made, _ = keeper(tmp_path, Others(None), snapshots=("*.pt",))
+async def test_a_damaged_content_is_taken_from_the_next_node_that_has_it(tmp_path: Path) -> None:
+    made, _ = keeper(tmp_path, Others(None))
     source = Disk(tmp_path / "a").save("snapshot.pt", torch_zip(), 1)
 
     async def pull(node: str, name: str, *, slow: bool) -> KeptSnapshot:
@@ -745,10 +579,7 @@ def test_a_damaged_content_is_taken_from_the_next_node_that_has_it(tmp_path: Pat
         return source
 
     made._pull = pull  # type: ignore[method-assign]
-    try:
-        assert asyncio.run(made._obtain({**source.head(), "holders": ["n2", "n3"]})) == (source, "n3")
-    finally:
-        made.close()
+    assert await made._obtain({**source.head(), "holders": ["n2", "n3"]}) == (source, "n3")
 
 
 class Link:
@@ -800,22 +631,22 @@ def linked(made: SnapshotKeeper, other: SnapshotKeeper, *, pieces: int = 99) -> 
     return offsets
 
 
-def two_keepers(tmp_path: Path) -> tuple[SnapshotKeeper, list[Any], SnapshotKeeper, Any]:
+async def two_keepers(tmp_path: Path) -> tuple[SnapshotKeeper, list[Any], SnapshotKeeper, Any]:
     """A keeper with its notices, and another one with a snapshot of two pieces and a half: its head."""
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-    made, said = keeper(tmp_path / "a", Others({"sees": False}), snapshots=("*.pt",))
-    other, _ = keeper(tmp_path / "b", Others({"sees": False}), snapshots=("*.pt",))
+    made, said = keeper(tmp_path / "a", Others({"sees": False}))
+    other, _ = keeper(tmp_path / "b", Others({"sees": False}))
     lay(tmp_path / "b/work", {"snapshot.pt": torch_zip(os.urandom(5 * SENT_BYTES // 2))})
-    (head,) = asyncio.run(other.hold())
+    (head,) = await other.hold()
     return made, said, other, head
 
 
-def test_a_link_that_is_cut_in_the_middle_of_a_copy_is_no_warning_and_the_rest_follows(tmp_path: Path) -> None:
-    made, said, other, head = two_keepers(tmp_path)
+async def test_a_copy_goes_on_after_its_link_was_cut(tmp_path: Path) -> None:
+    made, said, other, head = await two_keepers(tmp_path)
     offsets = linked(made, other, pieces=1)
     for _ in range(3):
-        asyncio.run(made._take("n2", head["id"]))
+        await made._take("n2", head["id"])
         # A part of it is never handed out.
         assert made.heads() in ([], [head])
     assert offsets == [0, SENT_BYTES, 2 * SENT_BYTES]
@@ -823,134 +654,28 @@ def test_a_link_that_is_cut_in_the_middle_of_a_copy_is_no_warning_and_the_rest_f
     assert not said
 
 
-def test_what_a_group_waits_for_is_not_fetched_a_second_time_because_it_is_offered_meanwhile(tmp_path: Path) -> None:
-    made, said, other, head = two_keepers(tmp_path)
-    linked(made, other)
-    reached, answers = made._background.connected, list[Answer]()
-
-    @contextlib.asynccontextmanager
-    async def connected(node: str) -> AsyncIterator[Any]:
-        async with reached(node) as link:
-            answers.append(await made._on_offer("n2", None, {"id": head["id"]}))
-            yield link
-
-    made._background.connected = connected  # type: ignore[method-assign]
-
-    async def restore() -> Any:
-        made._tasks = Tasks()
-        chosen: Any = {**head, "holders": ["n2"]}
-        report = await made.restore([chosen])
-        await made._tasks.close()
-        return report
-
-    report = asyncio.run(restore())
-    assert report["placed"] == {head["id"]: "n2"}
-    assert "problem" not in report
-    assert [answer.data for answer in answers] == [{"refused": ""}]
-    assert not said
-
-
-def test_a_copy_of_what_is_saved_again_with_the_same_content_is_as_new_as_that(tmp_path: Path) -> None:
+async def test_what_is_saved_again_is_as_new_as_that(tmp_path: Path) -> None:
     """After `restart --from`, a script that saves the same again must not lose it with its node."""
-    made, said, other, head = two_keepers(tmp_path)
+    made, said, other, head = await two_keepers(tmp_path)
     offsets = linked(made, other)
-    asyncio.run(made._take("n2", head["id"]))
+    await made._take("n2", head["id"])
     place = tmp_path / "b/work/snapshot.pt"
     later_ns = head["time_ns"] + 10**9
     os.utime(place, ns=(later_ns, later_ns))
-    (again,) = asyncio.run(other.hold())
+    (again,) = await other.hold()
     assert (again["id"], again["time_ns"]) == (head["id"], later_ns)
-
-    async def offer() -> Any:
-        made._tasks = Tasks()
-        answer = await made._on_offer("n2", None, {"id": again["id"], "time_ns": later_ns})
-        await asyncio.gather(*made._arriving.values())
-        after = await made._on_offer("n2", None, {"id": again["id"], "time_ns": later_ns})
-        await made._tasks.close()
-        return answer.data, after.data
-
-    assert asyncio.run(offer()) == ({"arrives": True}, {"has": True})
+    made._tasks = Tasks()
+    answer = await made._on_offer("n2", None, {"id": again["id"], "time_ns": later_ns})
+    await asyncio.gather(*made._arriving.values())
+    after = await made._on_offer("n2", None, {"id": again["id"], "time_ns": later_ns})
+    await made._tasks.close()
+    assert (answer.data, after.data) == ({"arrives": True}, {"has": True})
     assert made.heads() == [again]
     assert (offsets, said) == ([0], []), "its content is there already"
 
 
-def test_of_two_snapshots_that_share_a_content_it_arrives_once(tmp_path: Path) -> None:
-    made, said, other, _ = two_keepers(tmp_path)
-    content = (tmp_path / "b/work/snapshot.pt").read_bytes()
-    lay(tmp_path / "b/work", {"last.pt": content, "best.pt": content})
-    heads = asyncio.run(other.hold())
-    offsets = linked(made, other)
-
-    async def take() -> None:
-        await asyncio.gather(*(made._take("n2", head["id"]) for head in heads))
-
-    asyncio.run(take())
-    assert offsets == [0]
-    assert sorted(head["path"] for head in made.heads()) == ["best.pt", "last.pt", "snapshot.pt"]
-    assert not said
-
-
-@pytest.mark.parametrize("slow", [False, True])
-def test_a_copy_that_is_given_up_while_its_file_is_opened_or_read_leaves_no_file_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: bool
-) -> None:
-    _, _, other, _ = two_keepers(tmp_path)
-    (sha,) = os.listdir(other._root / "contents")
-    begun, go_on = threading.Event(), threading.Event()
-
-    def held(call: Any) -> Any:
-        def work(*args: Any) -> Any:
-            begun.set()
-            assert go_on.wait(30.0)
-            return call(*args)
-
-        return work
-
-    async def give_up() -> None:
-        reading = asyncio.ensure_future(
-            anext(Link(other).stream("snapshot_read", {"sha": sha, "offset": 0, "slow": slow}))
-        )
-        assert await asyncio.to_thread(begun.wait, 30.0)
-        reading.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await reading
-        go_on.set()
-
-    for name in ("open", "pread"):
-        with monkeypatch.context() as patch:
-            patch.setattr(f"os.{name}", held(getattr(os, name)))
-            asyncio.run(give_up())
-        begun.clear()
-        go_on.clear()
-    other.close()
-    # The thread that reads ends by itself.
-    end = time.monotonic() + 30.0
-    while any(os.path.realpath(f"/proc/self/fd/{number}").endswith(sha) for number in os.listdir("/proc/self/fd")):
-        assert time.monotonic() < end, "the file stays open"
-        time.sleep(0.01)
-        gc.collect()
-
-
-def test_a_copy_that_is_no_longer_wanted_does_not_wait_for_a_silent_node(tmp_path: Path) -> None:
-    made, _ = keeper(tmp_path, Others(None), snapshots=("*.pt",))
-    ours, silent = socket.socketpair()
-    made._peers.open = lambda node, timeout_s: ours  # type: ignore[method-assign, assignment, return-value]
-
-    async def abandon() -> None:
-        fetching = asyncio.ensure_future(made._fetch("n2", {"0" * 64: (9, 0)}, slow=True))
-        assert await asyncio.to_thread(silent.recv, 9)
-        fetching.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(fetching, 20.0)
-
-    with silent:
-        asyncio.run(abandon())
-
-
-def test_a_full_disk_at_the_copys_node_is_named_once_and_costs_no_older_copy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made, said, other, head = two_keepers(tmp_path)
+async def test_a_full_disk_costs_no_older_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, said, other, head = await two_keepers(tmp_path)
     older = Disk(tmp_path / "c").save("snapshot.pt", torch_zip(b"older"), 1)
     monkeypatch.setattr(Store, "check", lambda self: None)
     made._store.add(older)
@@ -964,7 +689,7 @@ def test_a_full_disk_at_the_copys_node_is_named_once_and_costs_no_older_copy(
         os.write(fd, piece)
 
     monkeypatch.setattr("remote_agent.snapshots.store._write", write)
-    asyncio.run(made._take("n2", head["id"]))
+    await made._take("n2", head["id"])
     (notice,) = said
     assert notice["kind"] == "snapshot_not_kept"
     assert notice["message"].startswith("a copy of a snapshot of n2 is not kept here: ")
@@ -972,78 +697,31 @@ def test_a_full_disk_at_the_copys_node_is_named_once_and_costs_no_older_copy(
     assert made.heads() == [older.head()]
     assert not list((tmp_path / "a/home").rglob("*.part"))
     # The node that has it asks another one.
-    answer = asyncio.run(made._on_offer("n2", None, {"id": head["id"]}))
+    answer = await made._on_offer("n2", None, {"id": head["id"]})
     assert "No space left" in answer.data["refused"]
 
 
-def test_two_jobs_on_one_node_keep_their_snapshots_apart(tmp_path: Path) -> None:
-    heads = []
-    for name in ("first", "second"):
-        (tmp_path / name).mkdir()
-        made, said = keeper(tmp_path / name, Others(None), home=tmp_path / "home", job=name, snapshots=("*.pt",))
-        lay(tmp_path / name / "work", {"snapshot.pt": torch_zip(name.encode())})
-        heads.append((made, asyncio.run(made.hold())))
-        assert not said
-    for name, (made, held) in zip(("first", "second"), heads, strict=True):
-        (tmp_path / name / "work/snapshot.pt").unlink()
-        report = asyncio.run(made.restore([{**held[0], "holders": ["n1"]}]))
-        assert report["placed"] == {held[0]["id"]: None}
-        assert (tmp_path / name / "work/snapshot.pt").read_bytes() == torch_zip(name.encode())
-
-
-def test_a_snapshot_that_its_script_removes_while_it_is_looked_at_is_no_warning(tmp_path: Path) -> None:
-    made, said = keeper(tmp_path, Others(None), snapshots=("*.pt",))
-    lay(tmp_path / "work", {"ckpt_1.pt": torch_zip()})
-    found = one(tmp_path / "work")
-    kept = asyncio.run(made.hold())
-    (tmp_path / "work/ckpt_1.pt").unlink()
-    assert not asyncio.run(made._keep(found))
-    # What is kept of it stays: it may be the newest.
-    assert asyncio.run(made.hold()) == kept
-    assert not said
-
-
-def test_a_link_that_leads_out_of_the_work_tree_is_one_warning(tmp_path: Path) -> None:
-    made, said = keeper(tmp_path, Others({"sees": False}), snapshots=("*.pt",))
-    lay(tmp_path / "data", {"a.pt": torch_zip()})
-    (tmp_path / "work/a.pt").symlink_to(tmp_path / "data/a.pt")
-    for _ in range(2):
-        asyncio.run(made._keep_new())
-    (notice,) = said
-    assert notice["kind"] == "snapshot_left_out"
-    assert "a.pt is a link that leads out of the work tree" in notice["message"]
-    assert made.heads() == []
-
-
-def test_shards_on_several_nodes_become_one_snapshot_on_the_node_with_the_metadata(tmp_path: Path) -> None:
+async def test_shards_of_several_nodes_become_one_snapshot(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     made, said = keeper(tmp_path / "a", Others({"sees": False}), snapshots=("ckpt/*",), records=[LONG_AGO])
     other, _ = keeper(tmp_path / "b", Others({"sees": False}), snapshots=("ckpt/*",), records=[LONG_AGO])
     shards = {"n2": {"__1_0.distcp": b"one" * 500}, "n3": {}}
-
     linked(made, other)
     files = {".metadata": dcp(["__0_0.distcp", "__1_0.distcp"]), "__0_0.distcp": b"zero"}
     lay(tmp_path / "a/work/ckpt/step_20", files)
     lay(tmp_path / "b/work/ckpt/step_20", {"other.distcp": b"not asked for"})
 
-    async def gather() -> None:
-        # The other shard is not there yet, or newer than the metadata: a save over this one goes on.
-        assert await made.hold() == []
-        lay(tmp_path / "b/work/ckpt/step_20", shards["n2"])
-        late_ns = time.time_ns() + 5_000_000_000
-        os.utime(tmp_path / "b/work/ckpt/step_20/__1_0.distcp", ns=(late_ns, late_ns))
-        assert await made.hold() == []
-        os.utime(tmp_path / "b/work/ckpt/step_20/__1_0.distcp")
-        (head,) = await made.hold()
-        assert head["step"] == 20
-        assert (await made.restore([{**head, "holders": ["n1"]}]))["placed"] == {head["id"]: None}
-
-    try:
-        asyncio.run(gather())
-    finally:
-        made.close()
-        other.close()
+    # The other shard is not there yet, or newer than the metadata: a save over this one goes on.
+    assert await made.hold() == []
+    lay(tmp_path / "b/work/ckpt/step_20", shards["n2"])
+    late_ns = time.time_ns() + 5_000_000_000
+    os.utime(tmp_path / "b/work/ckpt/step_20/__1_0.distcp", ns=(late_ns, late_ns))
+    assert await made.hold() == []
+    os.utime(tmp_path / "b/work/ckpt/step_20/__1_0.distcp")
+    (head,) = await made.hold()
+    assert head["step"] == 20
+    assert (await made.restore([{**head, "holders": ["n1"]}]))["placed"] == {head["id"]: None}
     place = tmp_path / "a/work/ckpt/step_20"
     assert {path.name: path.read_bytes() for path in place.iterdir()} == {**files, **shards["n2"]}
     assert not said
@@ -1056,3 +734,109 @@ def test_a_dcp_snapshot_that_is_being_written_over_is_not_complete(tmp_path: Pat
     assert judge(found) == Verdict("dcp", None)
     ended = Moment(found.changed_ns + SETTLE_NS, 1, None)
     assert not is_complete(found, judge(found), ended)
+
+
+# `supervisor snapshots --pull`: a snapshot comes complete or not at all, from the first node that sends it.
+
+
+class Node:
+    """One node's files, reached as by a link."""
+
+    opened, is_malformed = True, False
+
+    def __init__(self, name: str, root: Path) -> None:
+        self.view = SimpleNamespace(name=name)
+        root.mkdir(exist_ok=True)
+        self.disk = Disk(root)
+        (root / "kept").mkdir(exist_ok=True)
+        (root / "snapshots").symlink_to("kept")
+        files, kept = SimpleNamespace(root=root), SimpleNamespace(answer=None)
+        self.requests = JobRequests(files, None, None, kept, list)  # type: ignore[arg-type]
+
+    async def call(self, op: str, args: dict[str, Any], *, timeout_s: float) -> Answer:
+        try:
+            answer = await self.requests.handle(op, args, b"")
+        except Problem as problem:
+            raise CallFailed(problem.kind, problem.message, problem.hint) from problem
+        assert isinstance(answer, Answer)
+        return read_answer(self.view.name, op, answer)
+
+    async def whole_stream(self, op: str, args: dict[str, Any], *, timeout_s: float) -> Items:
+        async with aclosing(each(self._stream(op, args), timeout_s)) as items:
+            async for item in items:
+                yield item
+
+    async def _stream(self, op: str, args: dict[str, Any]) -> Items:
+        items = await self.requests.handle(op, args, b"")
+        assert not isinstance(items, Answer)
+        try:
+            async for item in items:
+                yield read_answer(self.view.name, op, item)
+        except Problem as problem:
+            raise CallFailed(problem.kind, problem.message, problem.hint) from problem
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mapping[str, Node]:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return {name: Node(name, tmp_path / name) for name in ("n1", "n2")}
+
+
+def bring(nodes: Mapping[str, Node], name: str, place: Path | None = None) -> tuple[str, int, str]:
+    found = asyncio.run(pull(SimpleNamespace(links=nodes), name, place))  # type: ignore[arg-type]
+    return str(found.place), found.size, found.node
+
+
+def test_a_file_and_a_directory_come_from_the_node_that_has_them(nodes: Mapping[str, Node]) -> None:
+    disk = nodes["n2"].disk
+    content = torch_zip(b"w" * 3_000_000)
+    one = disk.save("out/snapshot.pt", content, 1)
+    assert bring(nodes, one.id) == ("snapshot.pt", len(content), "n2")
+    assert Path("snapshot.pt").read_bytes() == content
+    with pytest.raises(UsageError, match=r"snapshot\.pt exists"):
+        bring(nodes, one.id)
+    with pytest.raises(UsageError, match="there is no directory no/such"):
+        bring(nodes, one.id, Path("no/such/snapshot.pt"))
+    lay(disk.base, {"checkpoint-20/a.bin": b"weights"})
+    whole = disk.save("checkpoint-20/trainer_state.json", b'{"global_step": 20}', 2, 20)
+    assert bring(nodes, whole.id, Path("kept"))[0] == "kept"
+    assert sorted(os.listdir("kept")) == ["a.bin", "trainer_state.json"]
+    assert sorted(os.listdir()) == ["kept", "snapshot.pt"]
+
+
+def test_what_is_damaged_or_would_lie_elsewhere_leaves_nothing(nodes: Mapping[str, Node]) -> None:
+    disk = nodes["n1"].disk
+    one = disk.save("snapshot.pt", torch_zip(b"w" * 5000), 1)
+    (sha,) = [file.sha256 for file in one.manifest.files.values()]
+    disk.store.path_of(sha).write_bytes(torch_zip(b"x" * 5000))
+    with pytest.raises(RequestFailed, match="arrived damaged"):
+        bring(nodes, one.id)
+    disk.store.path_of(sha).unlink()
+    with pytest.raises(RequestFailed, match="no longer kept"):
+        bring(nodes, one.id)
+    with pytest.raises(RequestFailed, match="no node has snapshot 123456789abc"):
+        bring(nodes, "123456789abc")
+
+    async def elsewhere(args: dict[str, Any]) -> Answer:
+        return Answer({"path": "a.pt", "files": [["a.pt/../../b.pt", 0o600, 1, sha]]})
+
+    nodes["n1"].requests.ops["snapshot_files"] = elsewhere
+    with pytest.raises(RequestFailed, match="does not match snapshot"):
+        bring(nodes, one.id)
+    assert not os.listdir()
+
+
+def test_a_node_that_stops_is_given_up(nodes: Mapping[str, Node], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "PIECE_DEADLINE", 0.05)
+    content = torch_zip(b"w" * 5000)
+    one = nodes["n1"].disk.save("snapshot.pt", content, 1)
+
+    async def hangs(args: dict[str, Any]) -> Items:
+        yield Answer({}, content[:100])
+        await asyncio.Event().wait()
+
+    nodes["n1"].requests.ops["snapshot_read"] = hangs
+    with pytest.raises(RequestFailed, match="n1: no answer in time"):
+        bring(nodes, one.id)
+    assert not os.listdir()

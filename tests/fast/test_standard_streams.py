@@ -27,7 +27,7 @@ from supervisor.logs.rows import LogLine
 from supervisor.nccl import Fabric
 from supervisor.preflight import probe
 from supervisor.standard_streams import LinesForTerminal, safe_streams
-from tests.fast.test_oddities import facts
+from tests.fast.test_fabric import facts
 from tests.hostile import ACTED_ON, HOSTILE, Screen, check_harmless, hostile_session, with_hostile_texts
 from tests.screens import recorded, recordings
 
@@ -44,16 +44,11 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Screen:
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("plain\ttext\n", "plain\ttext\n"),
-        ("\x1b]0;x\x07", "\\x1b]0;x\\x07"),
-        ("a\rb\x7f", "a\\rb\\x7f"),
-        ("\x9b2J", "\\x9b2J"),
-        ("\u202egnp\u2069", "\\u202egnp\\u2069"),
-        ("\udc9b", "\\udc9b"),
-        ("\U000e0041", "\\U000e0041"),
-        ("漢字 é 👩\u200d💻 \xa0", "漢字 é 👩\u200d💻 \xa0"),
+        ("plain\ttext\n", "plain\ttext\n"), ("\x1b]0;x\x07", "\\x1b]0;x\\x07"), ("a\rb\x7f", "a\\rb\\x7f"),
+        ("\x9b2J", "\\x9b2J"), ("\u202egnp\u2069", "\\u202egnp\\u2069"), ("\udc9b", "\\udc9b"),
+        ("\U000e0041", "\\U000e0041"), ("漢字 é 👩\u200d💻 \xa0", "漢字 é 👩\u200d💻 \xa0"),
     ],
-)
+)  # fmt: skip
 def test_controls_become_escapes_and_nothing_else_changes(text: str, shown: str) -> None:
     assert escape_controls(text) == escape_controls(shown) == shown
 

@@ -6,8 +6,10 @@ import asyncio
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,8 +21,9 @@ from remote_agent.vitals.gpus.gpu import Gpu, gpu_of
 from remote_agent.vitals.gpus.nvidia_smi import parse_table
 from remote_agent.vitals.gpus.nvml import Nvml
 from remote_agent.vitals.host import HostUsage, Vitals
-from remote_agent.vitals.netif import GLOO, NCCL, TENSORPIPE, choose, interface_of
-from tests.fast.test_host_notes import write
+from remote_agent.vitals.host_notes import DEADLINE_S, MAX_CHARS, MAX_LINES, HostNotes
+from remote_agent.vitals.netif import GLOO, NCCL, TENSORPIPE, choose
+from tests.fast.waiting import some
 
 GIB = 1 << 30
 H100 = (
@@ -51,13 +54,7 @@ def test_what_nvidia_smi_lists() -> None:
     assert (laptop["use"], laptop["power"], laptop["power_limit"], laptop["ecc"]) == (12, None, None, None)
     (broken,) = gpus(BROKEN)
     known = {name for name, value in broken.items() if value is not None}
-    assert known == {
-        "index",
-        "uuid",
-        "mem_total",
-        "t",
-        "chosen_by",
-    }
+    assert known == {"index", "uuid", "mem_total", "t", "chosen_by"}
     assert gpus("No devices were found\n") == []
     assert gpus('Field "clocks.nothing" is not a valid field to query.\n\n') == []
     assert gpus("Unable to determine the device handle for GPU 0000:1A:00.0: Unknown Error\n" + MIG) == [mig]
@@ -135,9 +132,7 @@ DEV = (
 )
 
 
-def test_amd_gpus_are_read_from_sysfs_in_the_order_of_their_addresses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_amd_gpus_are_read_in_the_order_of_their_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     devices, drm = tmp_path / "devices", tmp_path / "drm"
     for card, address in ((1, "0000:23:00.0"), (0, "0000:43:00.0"), (2, "0000:03:00.0")):
         write(devices / address / "vendor", "0x1a03\n" if card == 2 else "0x1002\n")
@@ -153,8 +148,7 @@ def test_amd_gpus_are_read_from_sysfs_in_the_order_of_their_addresses(
     }.items():  # fmt: skip
         write(full / name, f"{text}\n")
     monkeypatch.setattr(amdgpu, "DRM", drm)
-    read = amdgpu.open_reader()
-    assert read is not None
+    read = some(amdgpu.open_reader())
     first, second = read()
     assert {name: value for name, value in first.items() if name != "t"} == {
         "index": 0, "uuid": "6b8e2a1f0c4d9e73", "name": None, "use": 97, "mem_used": 5 * GIB, "mem_total": 192 * GIB,
@@ -217,11 +211,6 @@ def test_a_worker_with_its_children_until_its_number_is_another_process(tmp_path
     assert host.read_rank(50, 6.0, devices) == nothing
 
 
-def test_the_interface_of_an_address() -> None:
-    assert asyncio.run(interface_of("127.0.0.1")) == "lo"
-    assert asyncio.run(interface_of("localhost")) == "lo"
-
-
 @pytest.fixture
 def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An nvidia-smi on PATH that prints what stands in `table`, and notes that it was asked; no NVML."""
@@ -235,26 +224,22 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_gpus_come_from_a_process_of_its_own(tool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_gpus_come_from_a_process_of_its_own(tool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vitals, "WATCHED_S", 0.05)
     monkeypatch.setenv("PYTHONPATH", os.getcwd())
-
-    async def check() -> None:
-        tasks, host = Tasks(), HostUsage(tool)
-        taken = Vitals(host, "job-x", lambda: True)
-        taken.start(tasks, "127.0.0.1", dict)
-        end = time.monotonic() + 60
-        while not ((node := taken.report({})[0]) and node["gpus"] and node["cpu"] is not None):
-            assert time.monotonic() < end
-            await asyncio.sleep(0.02)
-        assert node["net_in"] is not None
-        assert [gpu["use"] for gpu in node["gpus"]] == [98, 0]
-        assert "uuid" not in node["gpus"][0]
-        assert 0 <= node["gpus"][0]["age_s"] < 60
-        assert node["age_s"] < 60
-        await tasks.close()
-
-    asyncio.run(check())
+    tasks, host = Tasks(), HostUsage(tool)
+    taken = Vitals(host, "job-x", lambda: True)
+    taken.start(tasks, "127.0.0.1", dict)
+    end = time.monotonic() + 60
+    while not ((node := taken.report({})[0]) and node["gpus"] and node["cpu"] is not None):
+        assert time.monotonic() < end
+        await asyncio.sleep(0.02)
+    assert node["net_in"] is not None
+    assert [gpu["use"] for gpu in node["gpus"]] == [98, 0]
+    assert "uuid" not in node["gpus"][0]
+    assert 0 <= node["gpus"][0]["age_s"] < 60
+    assert node["age_s"] < 60
+    await tasks.close()
     assert (tool / "asked").read_text().count("asked --query-gpu=index,uuid,") == 1, "not more often than every 5 s"
 
 
@@ -268,23 +253,6 @@ def test_a_reader_ends_where_there_is_no_gpu_and_says_when_it_cannot_read(tool: 
     assert read_gpus() == 0
     (tool / "bin/nvidia-smi").write_bytes(b"\0not a program")
     assert read_gpus() == 1
-
-
-def test_a_measurement_costs_little(tmp_path: Path) -> None:
-    """Eight ranks, watched: half a percent of a core are 15 ms every 3 s."""
-    taken = Vitals(HostUsage(tmp_path), "job-x", lambda: True)
-    workers = {rank: os.getpid() for rank in range(8)}
-    taken.measure(workers)
-    assert taken.report(workers)[1].keys() == workers.keys()
-    # Another process has come in a rank's place: what the one before used is not its own.
-    assert taken.report({**workers, 3: 1})[1].keys() == workers.keys() - {3}
-    begin = time.process_time()
-    for _ in range(20):
-        taken.measure(workers)
-        taken.report(workers)
-    each_ms = (time.process_time() - begin) / 20 * 1000
-    print(f"\none measurement with 8 ranks: {each_ms:.1f} ms")
-    assert each_ms < 15
 
 
 OWN = {"127.0.0.1": "lo", "172.17.0.1": "docker0", "10.0.0.7": "eth0", "192.168.1.7": "eth1"}
@@ -323,3 +291,153 @@ def test_nccl_is_given_the_interface_only_where_it_would_take_another() -> None:
     assert "NCCL would choose docker0" in answer.notice
     assert choose("virbr1", "10.0.0.7", {**own, "10.1.0.7": "ib0"}, {}).variables == {}
     assert choose("virbr1", "10.0.0.7", own, {NCCL: "virbr1"}).variables == {}
+
+
+# What a host says of a death is read from its files as kernels and containers write them.
+
+
+V2 = "low 0\nhigh 0\nmax 12\noom {0}\noom_kill {0}\noom_group_kill 0\n"
+V1 = "oom_kill_disable 0\nunder_oom 0\noom_kill {0}\n"
+
+
+def ended(signal: str | None = "SIGKILL", tail: str = "", **more: Any) -> Any:
+    code = 1 if signal is None else None
+    base = {"rank": 3, "pid": 4003, "code": code, "signal": signal, "stopped_by_us": False, "tail": tail, "error": None}
+    return {**base, **more}
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("own", "counters", "form", "reported"),
+    [
+        pytest.param("0::/job/task_0\n", "job/task_0/memory.events", V2, ["oom_kill 2", "oom 2"], id="v2"),
+        pytest.param("0::/kubepods/pod1/x\n", "memory.events", V2, ["oom_kill 2", "oom 2"], id="container v2"),
+        pytest.param("0::/../x\n", "memory.events", V2, ["oom_kill 2", "oom 2"], id="container beside"),
+        pytest.param("0::/u/s\n", "u/memory.events", V2, ["oom_kill 2", "oom 2"], id="controller above"),
+        pytest.param("9:memory:/job\n0::/job\n", "memory/job/memory.oom_control", V1, ["oom_kill 2"], id="v1"),
+        pytest.param("3:cpu,memory:/docker/1\n", "memory/memory.oom_control", V1, ["oom_kill 2"], id="container v1"),
+        pytest.param("0::/job\n", "job/memory.events", "broken\noom_kill x\n", [], id="unknown form"),
+    ],
+)
+def test_kills_are_counted(tmp_path: Path, own: str, counters: str, form: str, reported: list[str]) -> None:
+    path = tmp_path / "sys/fs/cgroup" / counters
+    write(tmp_path / "proc/self/cgroup", own)
+    write(path, form.format(5))
+    host = HostNotes(tmp_path)
+    host.begin(tmp_path, tmp_path)
+    assert host.notes(ended()) == []
+    write(path, form.format(7))
+    assert sorted(host.notes(ended())) == sorted(f"{path}: {each} since the workers started" for each in reported)
+    assert host.notes(ended(None, "ValueError: x")) == [], "no death of memory's"
+    assert bool(host.notes(ended(None, code=137))) == bool(reported), "a shell's word for SIGKILL"
+    host.begin(tmp_path, tmp_path)
+    assert host.notes(ended()) == []
+
+
+def test_a_host_without_notes_is_not_quoted(tmp_path: Path) -> None:
+    write(tmp_path / "dev/kmsg", "6,1,1,-;Out of memory: Killed process 4003 (python)\n")
+    host = HostNotes(tmp_path)
+    host.begin(tmp_path / "gone", tmp_path / "gone")
+    assert host.notes(ended()) == [], "a file that stands for the kernel's log is none"
+    assert host.notes(ended("SIGBUS", "OSError: [Errno 28] No space left on device: 'x'")) == []
+
+
+def test_the_file_systems_that_count_are_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "dev/shm").mkdir(parents=True)
+    host = HostNotes(tmp_path)
+    host.begin(tmp_path, tmp_path)
+    (shm,) = host.notes(ended("SIGBUS"))
+    assert shm.startswith(f"{tmp_path}/dev/shm: ")
+    error = {"message": "OSError: [Errno 28] No space left on device: '/proc/x/model.pt'"}
+    (here,) = host.notes(ended(None, error=error))
+    assert here.startswith(f"{tmp_path}: ")
+    assert here.endswith(" MiB free afterwards")
+    error = {"message": "OSError: [Errno 28] No space left on device: '/proc/model.pt'"}
+    assert [line.partition(":")[0] for line in host.notes(ended(None, error=error))] == ["/proc", str(tmp_path)]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "inodes", "reported"),
+    [(3, 9, ": 0.0 of 0.8 MiB free afterwards"), (100, 0, ": 0.4 of 0.8 MiB free afterwards, no inode free")],
+)
+def test_a_full_disk_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocks: int, inodes: int, reported: str
+) -> None:
+    host = HostNotes(tmp_path)
+    host.begin(tmp_path, tmp_path / "gone")
+    assert host.notes(ended(None)) == []
+    space = SimpleNamespace(f_bavail=blocks, f_frsize=4096, f_blocks=200, f_files=9, f_favail=inodes)
+    monkeypatch.setattr(os, "statvfs", lambda _: space)
+    assert host.notes(ended(None)) == [f"{tmp_path}{reported}"]
+
+
+async def test_a_host_that_hangs_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "cgroup")
+    host = HostNotes(tmp_path)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").symlink_to(tmp_path / "cgroup")
+    loop = asyncio.get_running_loop()
+    before = loop.time()
+    assert await host.explain(ended()) == []
+    took = loop.time() - before
+    threading.Thread(target=(tmp_path / "cgroup").write_text, args=("",)).start()
+    assert took < DEADLINE_S + 1
+
+
+def log_of_this_machine() -> HostNotes:
+    host = HostNotes()
+    if not host.knows_pids or not os.access("/dev/kmsg", os.W_OK):
+        pytest.skip("needs a kernel's log that can be read and written, in the first pid namespace")
+    return host
+
+
+def say(*lines: str) -> None:
+    """Write to the kernel's log, as its own code does."""
+    for line in lines:
+        with open("/dev/kmsg", "w") as log:
+            log.write(f"<6>{line}\n")
+
+
+def test_the_kernels_log_is_read_from_the_start_and_names_the_process(tmp_path: Path) -> None:
+    host = log_of_this_machine()
+    killed = "test: Memory cgroup out of memory: Killed process 4194305 (python)"
+    mine = ended(pid=4194305)
+    say(killed)
+    host.begin(tmp_path, tmp_path)
+    assert killed not in str(host.notes(mine))
+    say(killed, "test: Out of memory: Killed process 14194305 (other)", "test: no news of 4194305")
+    assert host.notes(mine) == [f"kernel: {killed}"]
+    assert host.notes(mine) == [f"kernel: {killed}"], "the second rank that dies is told as much"
+    assert host.notes(ended(pid=1)) == []
+    loader = "RuntimeError: DataLoader worker (pid(s) 7, 4194305) exited unexpectedly"
+    assert host.notes(ended(None, loader))[0] == f"kernel: {killed}"
+
+
+def test_an_xid_is_that_of_the_process_that_it_names(tmp_path: Path) -> None:
+    host = log_of_this_machine()
+    host.begin(tmp_path, tmp_path)
+    xid = "NVRM: Xid (PCI:0000:04:00): 31, pid={}, name=python, Ch 00000008, intr 00000000. MMU Fault"
+    mine, other = xid.format(4194308), xid.format(4194309)
+    unnamed = "NVRM: Xid (PCI:0000:04:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+    say(mine, other, unnamed)
+    message = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
+    assert host.notes(ended(None, message, pid=4194308)) == [f"kernel: {mine}", f"kernel: {unnamed}"]
+    assert host.notes(ended("SIGSEGV", pid=4194310)) == [f"kernel: {unnamed}"]
+    # In a container the kernel's pids are not those that we see.
+    host.knows_pids = False
+    assert host.notes(ended(None, message, pid=7))[:3] == [f"kernel: {line}" for line in (mine, other, unnamed)]
+    assert host.notes(ended("SIGSEGV", pid=7))[:1] == [f"kernel: {unnamed}"]
+
+
+def test_notes_are_bounded(tmp_path: Path) -> None:
+    host = log_of_this_machine()
+    host.begin(tmp_path, tmp_path)
+    say(*(f"test: python[4194306]: segfault at {number} {'x' * 400}" for number in range(30)))
+    lines = host.notes(ended("SIGSEGV", pid=4194306))
+    assert 0 < len(lines) <= MAX_LINES
+    assert {len(line) for line in lines} == {MAX_CHARS}
+    assert "segfault at 29" in lines[-1]

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import io
 import random
+import time
 from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from remote_agent.text.rows import CLIP
 from remote_agent.wire import Answer, CallFailed, ChannelClosed
@@ -16,11 +19,13 @@ from supervisor.cli import logs as printing
 from supervisor.cli import whole_lines
 from supervisor.cli.logs import parse_logs
 from supervisor.cli.output import Writer
-from supervisor.cli.whole_lines import LINE_LIMIT, LongLine, Piece, Printer, WholeLines, prefixed
+from supervisor.cli.whole_lines import LINE_LIMIT, LongLine, Piece, Printer, WholeLines, lines_of, prefixed
+from supervisor.logs.fold import Fold, Folder
 from supervisor.logs.live import Chunk
 from supervisor.logs.rows import LogLine
 from supervisor.logs.selection import Sieve
 from supervisor.session import Session
+from tests.examples import examples
 
 
 def chunk(
@@ -35,16 +40,6 @@ def printed(pieces: list[Piece]) -> bytes:
 
 def test_lines_carry_node_and_rank() -> None:
     assert printed(WholeLines().feed(chunk(b"a\n\nb\n", 3))) == b"n1:3| a\nn1:3| \nn1:3| b\n"
-
-
-def test_half_lines_wait_for_their_end() -> None:
-    lines = WholeLines()
-    assert printed(lines.feed(chunk(b"one\ntw"))) == b"n1:0| one\n"
-    assert printed(lines.feed(chunk(b"x\n", 1))) == b"n1:1| x\n"
-    assert lines.feed(chunk(b"err", 0, stream="stderr")) == []
-    assert printed(lines.feed(chunk(b"o\n"))) == b"n1:0| two\n"
-    assert printed(lines.rest()) == b"n1:0| err\n"
-    assert lines.rest() == []
 
 
 def test_the_last_words_of_a_generation_come_before_the_next_one() -> None:
@@ -162,10 +157,7 @@ def test_lost_parts_of_a_line_are_marked_in_their_place(disk: bytes, said: bytes
 
 @pytest.mark.parametrize(
     ("failure", "said"),
-    [
-        (None, b"0123456789ABCDE"),
-        (ChannelClosed("lost"), "01234 … 10 bytes of this line could not be read".encode()),
-    ],
+    [(None, b"0123456789ABCDE"), (ChannelClosed("lost"), "01234 … 10 bytes of this line could not be read".encode())],
 )
 def test_rows_are_whole_as_they_come(monkeypatch: pytest.MonkeyPatch, failure: Exception | None, said: bytes) -> None:
     monkeypatch.setattr(whole_lines, "PATIENCE", 0.0)
@@ -189,3 +181,145 @@ def test_a_followed_log_goes_on_without_what_cannot_be_had(monkeypatch: pytest.M
     out = asyncio.run(printed_by(Printer(session)))
     said = f"n1:0| {'x' * CLIP} … {len(text) - CLIP} bytes of this line could not be read\nn1:0| next\n"
     assert out == said.encode()
+
+
+# Folding: nothing is lost, whatever is alike becomes one, and how the rows are handed over makes no difference.
+
+
+SECOND = 1_000_000_000
+TEXTS = (
+    b"step 1", b"step 2", b"loss 1.5", b"loss 2", b"  at x.py", b"Traceback (most recent call last):", b"E: no", b"",
+)  # fmt: skip
+
+
+def row(rank: int, text: bytes, t_s: float = 0.0, *, line: int = 0, stream: str = "stdout") -> LogLine:
+    return LogLine(f"n{rank // 8}", 0, rank, stream, line, 0, int(t_s * SECOND), None, text)
+
+
+def folded(rows: list[LogLine]) -> list[Fold[LogLine]]:
+    folder: Folder[LogLine] = Folder()
+    return [*folder.feed(rows), *folder.rest()]
+
+
+def folded_lines(rows: list[LogLine]) -> list[str]:
+    return lines_of(folded(rows)).decode().splitlines()
+
+
+@st.composite
+def _logs(draw: st.DrawFn) -> list[LogLine]:
+    written = st.tuples(st.integers(0, 3), st.sampled_from(TEXTS), st.sampled_from((0.0, 0.01, 0.4, 1.0, 2.5)))
+    rows, t_s = [], 0.0
+    for number, (rank, text, pause_s) in enumerate(draw(st.lists(written, max_size=60))):
+        t_s += pause_s
+        rows.append(row(rank, text, t_s, line=number))
+    return rows
+
+
+@examples(300)
+@given(_logs(), st.lists(st.integers(1, 20)), st.sampled_from((16 * 1024 * 1024, 1500)))
+def test_batches_make_no_difference_and_nothing_is_lost(rows: list[LogLine], sizes: list[int], limit: int) -> None:
+    whole, parts = Folder[LogLine](limit=limit), Folder[LogLine](limit=limit)
+    at_once = [*whole.feed(rows), *whole.rest()]
+    left, in_parts = list(rows), []
+    for size in [*sizes, len(rows)]:
+        in_parts += parts.feed(left[:size])
+        left = left[size:]
+    in_parts += parts.rest()
+    assert [fold.records for fold in in_parts] == [fold.records for fold in at_once]
+    assert sorted(each.line for fold in at_once for each in fold.rows) == [each.line for each in rows]
+    firsts = [fold.first_rows[0].line for fold in at_once]
+    assert firsts == sorted(firsts)
+    for fold in at_once:
+        assert len(fold.records) == len({record[0].rank for record in fold.records})
+        for record in fold.records:
+            assert [each.line for each in record] == sorted(each.line for each in record)
+            assert len({each.rank for each in record}) == 1
+
+
+@st.composite
+def _one_odd(draw: st.DrawFn) -> tuple[list[list[bytes]], list[LogLine], int]:
+    """What all ranks print, line by line in any order, within a window; one of them prints something more."""
+    trace = [b"Traceback (most recent call last):", b'  File "t.py", line 3', b"ValueError: no"]
+    alike = st.sampled_from([[b"case 1"], [b"case 2"], [b"case 3"], [b"saved"], [b"loss 1.5"], [b"loss 2"], trace])
+    said: list[list[bytes]] = draw(st.lists(alike, min_size=1, max_size=8))
+    count = draw(st.integers(2, 4))
+    lines = [[text for record in said for text in record] for _ in range(count)]
+    odd: list[bytes] = draw(
+        st.sampled_from([[b"case 9"], [b"case 1 ODD"], [b"odd"], [b"loss nan"], [*trace[:2], b"E: odd"]])
+    )
+    at = draw(st.integers(0, len(said)))
+    lines[draw(st.integers(0, count - 1))] = [text for record in (*said[:at], odd, *said[at:]) for text in record]
+    turns = draw(st.permutations([rank for rank in range(count) for _ in lines[rank]]))
+    rows = [row(rank, lines[rank].pop(0), number / 1000, line=number) for number, rank in enumerate(turns)]
+    return said, rows, count
+
+
+@examples(100)
+@given(_one_odd())
+def test_an_odd_line_stands_alone(case: tuple[list[list[bytes]], list[LogLine], int]) -> None:
+    said, rows, count = case
+    folds = [([each.text for each in fold.first_rows], len(fold.records)) for fold in folded(rows)]
+    assert sorted(texts for texts, ranks in folds if ranks == count) == sorted(said)
+    assert [ranks for _, ranks in folds if ranks < count] == [1]
+
+
+def test_one_line_of_many_ranks_and_the_odd_one_out() -> None:
+    rows = [row(rank, b"step 120 loss=1.8%d lr 3e-4" % (rank % 7)) for rank in range(512)]
+    rows[37] = row(37, b"step 120 loss=nan lr 3e-4")
+    begun = time.process_time()
+    assert folded_lines(rows) == ["[0-36,38-511]~| step 120 loss=1.80 lr 3e-4", "n4:37| step 120 loss=nan lr 3e-4"]
+    once_s = time.process_time() - begun
+    begun = time.process_time()
+    folded([row(rank, b"step %d loss=1.8" % step, step) for step in range(20) for rank in range(512)])
+    # Twenty times the rows: their cost does not grow with their number.
+    assert time.process_time() - begun < 20 * 5 * max(once_s, 0.02)
+    begun = time.process_time()
+    folded([row(at % 5000 == 4999, b"loss=1.%04d" % at, at / 10_000) for at in range(10_000)])
+    assert time.process_time() - begun < 20 * 5 * max(once_s, 0.02), "nor if one rank prints far more than another"
+
+
+def test_a_step_folds_with_the_same_step_only() -> None:
+    assert folded_lines(
+        [row(0, b"step 120"), row(0, b"step 121", 0.6), row(1, b"step 120", 0.7), row(1, b"step 121", 1.3)]
+    ) == ["[0-1]| step 120", "[0-1]| step 121"]
+    # One rank is a whole window ahead.
+    assert folded_lines(
+        [row(0, b"step 1"), row(0, b"step 2", 0.9), row(1, b"step 1", 1.1), row(1, b"step 2", 1.2)]
+    ) == [
+        "n0:0| step 1",
+        "[0-1]| step 2",
+        "n0:1| step 1",
+    ]
+
+
+def test_a_rank_s_second_line_begins_a_new_row_even_in_a_burst() -> None:
+    rows = [row(rank, b"saved part %d" % part) for rank in (0, 1) for part in (1, 2, 3)]
+    assert folded_lines(rows) == [f"[0-1]| saved part {part}" for part in (1, 2, 3)]
+
+
+def test_streams_and_windows_are_kept_apart() -> None:
+    assert folded_lines([row(0, b"hello"), row(1, b"hello", stream="stderr")]) == ["n0:0| hello", "n0:1| hello"]
+    assert folded_lines([row(0, b"hello"), row(1, b"hello", 1.5)]) == ["n0:0| hello", "n0:1| hello"]
+
+
+def test_a_traceback_folds_as_a_whole() -> None:
+    def trace(rank: int, error: bytes) -> list[LogLine]:
+        lines = (b"[rank%d]: Traceback (most recent call last):" % rank, b'[rank%d]:   File "t.py", line 3' % rank)
+        return [row(rank, line) for line in (*lines, b"[rank%d]: %s" % (rank, error))]
+
+    parts = [trace(0, b"ValueError: no"), trace(1, b"ValueError: no"), trace(2, b"OSError: disk")]
+    shown = [each.text.decode() for each in parts[0]]
+    odd = [each.text.decode() for each in parts[2]]
+    expected = [*(f"[0-1]~| {text}" for text in shown), *(f"n0:2| {text}" for text in odd)]
+    assert folded_lines([each for part in parts for each in part]) == expected
+    # As they come live: line by line from all ranks.
+    assert folded_lines([each for lines in zip(*parts, strict=True) for each in lines]) == expected
+
+
+def test_what_waits_comes_once_its_time_is_over_and_when_it_is_too_much() -> None:
+    folder = Folder[LogLine]()
+    assert folder.feed([row(0, b"hello"), row(1, b"hello")]) == []
+    assert folder.until(SECOND) == []
+    assert [fold.ranks for fold in folder.until(SECOND + 1)] == [[0, 1]]
+    full = Folder[LogLine](limit=10_000)
+    assert sum(len(fold.rows) for fold in full.feed([row(0, b"x" * 1000)] * 100)) > 90

@@ -45,6 +45,12 @@ class _Loop(asyncio.SelectorEventLoop):
         return self._clock.now
 
 
+def some(value: T | None) -> T:
+    """Return the value, which must be there."""
+    assert value is not None
+    return value
+
+
 def run(coroutine: Coroutine[Any, Any, T], within_s: float) -> T:
     """Return the coroutine's result; raises asyncio.TimeoutError after that many seconds of its loop."""
 

@@ -34,6 +34,8 @@ class Machine:
     running: int | None = None
     lives: int = 0
     ranks: tuple[int, ...] = ()
+    tree: str | None = None
+    """From which work tree its ranks were told to start."""
     stuck: bool = False
     """It does not carry out orders to stop, and says nothing of a start."""
     broken: str = ""
@@ -186,7 +188,7 @@ class World:
             self._restore(machine, order)
         elif order.op == "go":
             assert machine.running is None, f"{name} is told to start while it runs generation {machine.running}"
-            machine.running = args["generation"]
+            machine.running, machine.tree = args["generation"], args.get("tree")
             machine.ranks = tuple(range(args["base_rank"], args["base_rank"] + args["local_world_size"]))
             if machine.broken:
                 machine.ranks = ()

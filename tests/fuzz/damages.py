@@ -16,22 +16,9 @@ from tests.fuzz.driver import Damage
 MAX_BYTES = 256 * 1024
 NUMBER = re.compile(rb"[0-9]+")
 ODD_BYTES = (
-    b"\0",
-    b"\xff",
-    b"\x1b[2J",
-    b"\r",
-    b"\n",
-    b"\t",
-    b"\xe2\x80\xae",
-    b"'",
-    b'"',
-    b"\\",
-    b"%",
-    b"9" * 30,
-    b"-",
-    b"[",
-    b"]",
-)
+    b"\0", b"\xff", b"\x1b[2J", b"\r", b"\n", b"\t", b"\xe2\x80\xae",
+    b"'", b'"', b"\\", b"%", b"9" * 30, b"-", b"[", b"]",
+)  # fmt: skip
 ODD_VALUES: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 7, 2**31, 2**63, 10**30, -(10**30), 0.5, 1e308, float("inf"), float("nan"), "", "x",
     "0", "9" * 5000, "\ud800", "\x1b[2J\u202e", "2026-11-20T10:00:00Z", "0001-01-01T00:00:00.000Z", "x" * 3000, [], {},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import random
 import zipfile
 from pathlib import Path
 
@@ -12,14 +13,12 @@ from supervisor.cli.record import _items
 from supervisor.errors import RequestFailed
 from supervisor.link.view import local_rank_of
 from supervisor.logs.selection import RecordFilter, Selection
-from supervisor.recording import file_format
 from supervisor.recording.file_format import RecordingError
 from supervisor.recording.player import Player
 from supervisor.recording.reading import load
 from supervisor.report import lines, report
 from supervisor.tui import generations, model
 from supervisor.wording.status import status_lines
-from tests.fast.journals import event
 from tests.fuzz import damages, seeds
 from tests.fuzz.driver import fuzz
 from tests.screens import recordings
@@ -85,7 +84,7 @@ async def play(path: Path) -> None:
 
 def made(tmp_path: Path) -> list[Path]:
     """Write recordings: a job that failed, and one with an event of each type."""
-    events = [event(seq, fields) for seq, fields in enumerate(seeds.EVENTS, 1)]
+    events = [json.loads(line) for line in seeds.EVENTS.splitlines()]
     nodes = {"n1": NCCL_NODE, "n2": {**NCCL_NODE, "groups": []}, "n3": None}
     return [
         recordings.write(tmp_path / "one.rec", nccl_nodes=nodes),
@@ -93,30 +92,17 @@ def made(tmp_path: Path) -> list[Path]:
     ]
 
 
-def test_members(tmp_path: Path) -> None:
+def test_recordings(tmp_path: Path) -> None:
+    """The members of a recording, or the file as a whole."""
     path = tmp_path / "job.rec"
+    files = made(tmp_path)
+    whole = [one.read_bytes() for one in files]
 
     def run(data: bytes) -> None:
-        path.write_bytes(zipped(data))
+        path.write_bytes(zipped(data) if data.startswith(b"--- ") else data)
         asyncio.run(play(path))
 
-    fuzz(run, [members_of(one) for one in made(tmp_path)], damages.of_json_lines, (RecordingError, RequestFailed))
+    def damage(dice: random.Random, data: bytes) -> bytes:
+        return (damages.of_bytes if data in whole else damages.of_json_lines)(dice, data)
 
-
-def test_files(tmp_path: Path) -> None:
-    path = tmp_path / "job.rec"
-
-    def run(data: bytes) -> None:
-        path.write_bytes(data)
-        asyncio.run(play(path))
-
-    fuzz(run, [one.read_bytes() for one in made(tmp_path)], damages.of_bytes, (RecordingError,))
-
-
-def test_lines_of_a_log() -> None:
-    rows = [file_format.Line(at, at * 80, seeds.T_NS + at, "DIWE"[at % 4], b"step %d \xff" % at) for at in range(50)]
-
-    def run(data: bytes) -> None:
-        list(file_format.read_lines([data[:100], data[100:]]))
-
-    fuzz(run, [b"".join(map(file_format.line_json, rows))], damages.of_json_lines, (ValueError,))
+    fuzz(run, [*map(members_of, files), *whole], damage, (RecordingError, RequestFailed))

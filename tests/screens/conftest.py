@@ -15,6 +15,7 @@ from textual.css.model import RuleSet
 from textual.css.stylesheet import Stylesheet
 
 from supervisor.tui import times
+from supervisor.tui.dialogs import base
 
 _parse = Stylesheet._parse_rules
 _parsed: dict[Any, list[RuleSet]] = {}
@@ -54,3 +55,9 @@ def read_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return _parsed[key]
 
     monkeypatch.setattr(Stylesheet, "_parse_rules", parse)
+
+
+@pytest.fixture(autouse=True)
+def no_guard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys of a test come faster than any hand, and confirm all the same."""
+    monkeypatch.setattr(base, "GUARD_S", 0.0)

@@ -279,7 +279,7 @@ def load(name: str) -> RecordedSession:
     return session
 
 
-def many(nodes: int, per_node: int, state: str = "running") -> RecordedSession:
+def many(nodes: int, per_node: int) -> RecordedSession:
     """A running job of any size, as its coordinator describes it."""
     session = RecordedSession("llama-7b")
     entries = []
@@ -288,46 +288,22 @@ def many(nodes: int, per_node: int, state: str = "running") -> RecordedSession:
         session.hosts[name] = HostView(name, "up", "ready", "", live=True)
         ranks = [
             {
-                "rank": at * per_node + local,
-                "local_rank": local,
-                "pid": 4000 + at * per_node + local,
-                "state": "running",
-                "exit_code": None,
-                "signal": None,
-                "step": 18240 - (at * 7 + local) % 3,
+                "rank": at * per_node + local, "local_rank": local, "pid": 4000 + at * per_node + local,
+                "state": "running", "exit_code": None, "signal": None, "step": 18240 - (at * 7 + local) % 3,
                 "last_output_age_s": ((at * 5 + local * 3) % 40) / 10,
             }
             for local in range(per_node)
-        ]
-        entries.append(
-            {
-                "name": name,
-                "address": f"10.0.{at // 250}.{at % 250 + 1}",
-                "state": "running",
-                "group_rank": at,
-                "reason": None,
-                "agent_pid": 900 + at,
-                "clock_offset_ms": (at % 9 - 4) / 10,
-                "ranks": ranks,
-            }
-        )
+        ]  # fmt: skip
+        entries.append({
+            "name": name, "address": f"10.0.{at // 250}.{at % 250 + 1}", "state": "running", "group_rank": at,
+            "reason": None, "agent_pid": 900 + at, "clock_offset_ms": (at % 9 - 4) / 10, "ranks": ranks,
+        })  # fmt: skip
     session.status = {
-        "job": "llama-7b",
-        "state": state,
-        "generation": 1,
-        "restarts": 0,
-        "max_restarts": 3,
-        "min_nodes": nodes - 1,
-        "max_nodes": nodes,
-        "world_size": nodes * per_node,
-        "coordinator": "n000",
-        "started_at": "2026-11-20T10:00:00.123Z",
-        "nodes": entries,
-        "incident": None,
-        "failure": None,
-        "plan": None,
+        "job": "llama-7b", "state": "running", "generation": 1, "restarts": 0, "max_restarts": 3,
+        "min_nodes": nodes - 1, "max_nodes": nodes, "world_size": nodes * per_node, "coordinator": "n000",
+        "started_at": "2026-11-20T10:00:00.123Z", "nodes": entries, "incident": None, "failure": None, "plan": None,
         "script": {"kind": "script", "script": "train_gpt.py", "args": ["--steps", "500000"]},
-    }
+    }  # fmt: skip
     return session
 
 

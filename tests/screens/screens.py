@@ -23,7 +23,7 @@ from textual.pilot import Pilot
 from textual.strip import Strip
 
 from supervisor.tui.app import SupervisorApp
-from tests.screens.recorded import RecordedSession
+from tests.screens.recorded import RecordedSession, load
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 SIZES = ((60, 16), (80, 24), (120, 30), (160, 48))
@@ -40,6 +40,16 @@ async def running(
     app = SupervisorApp(session, **options)
     async with running_app(app, size, ascii_only=options.get("ascii_only", False)) as pilot:
         yield app, pilot
+
+
+@asynccontextmanager
+async def playing(
+    name: str, size: tuple[int, int] = (80, 24), **options: Any
+) -> AsyncIterator[tuple[SupervisorApp, Pilot[int], RecordedSession]]:
+    """The same on a recording of tests/screens/data."""
+    session = load(name)
+    async with running(session, size, **options) as (app, pilot):
+        yield app, pilot, session
 
 
 @asynccontextmanager
@@ -75,49 +85,44 @@ def _is_laid_out(app: SupervisorApp) -> bool:
     return app.screen._compositor.size == app.size
 
 
-async def settle(app: SupervisorApp, pilot: Pilot[int], turns: int = 5) -> str:
-    """Let the application work until the screen has been the same for some turns."""
-    text, same = "", 0
-    end = time.process_time() + DEADLINE_S
-    while time.process_time() < end:
-        app.tick()
-        await pilot.pause(0.008)
-        if not _is_laid_out(app):
-            same = 0
-            continue
-        now = text_of(app)
-        same = same + 1 if now == text else 0
-        text = now
-        if same >= turns:
-            return text
-    raise AssertionError("the screen does not come to rest")
-
-
-async def rest(app: SupervisorApp, pilot: Pilot[int]) -> str:
-    """Let an application on a recording work until it has nothing to do, and one more tick changes nothing."""
+async def settle(app: SupervisorApp, pilot: Pilot[int]) -> str:
+    """Let the application work until it has nothing to do, and one more tick changes nothing; returns the screen."""
     text = ""
     end = time.process_time() + DEADLINE_S
     while time.process_time() < end:
-        app.tick()
-        await pilot.pause(0.008)
-        await _run_what_is_ready(app)
-        before, text = text, text_of(app)
-        if text == before:
+        await _turn(app, pilot)
+        before, text = text, text_of(app) if _is_laid_out(app) else ""
+        if text and text == before:
             return text
     raise AssertionError("the screen does not come to rest")
+
+
+# What tests/agents calls it.
+rest = settle
+
+
+async def _turn(app: SupervisorApp, pilot: Pilot[int]) -> None:
+    """Let the application do what there is to do now."""
+    app.tick()
+    await pilot.pause(0.008)
+    await _run_what_is_ready(app)
 
 
 async def _run_what_is_ready(app: SupervisorApp) -> None:
     """Let the event loop run until all tasks wait for a time or something from outside, and the screen is laid out."""
     loop = asyncio.get_running_loop()
-    while True:
+    end = time.process_time() + DEADLINE_S
+    while time.process_time() < end:
         await asyncio.sleep(0)
+        if app._exit:
+            return
         if loop._ready:  # type: ignore[attr-defined]
             continue
         screen = app.screen
         if not (screen._layout_required or screen._scroll_required or screen._dirty_widgets or screen._callbacks):
             return
         screen._on_timer_update()
+    raise AssertionError("the application is never idle")
 
 
 async def until(app: SupervisorApp, pilot: Pilot[int], true: Callable[[], bool]) -> None:
@@ -131,12 +136,12 @@ async def until(app: SupervisorApp, pilot: Pilot[int], true: Callable[[], bool])
     raise AssertionError("it did not become true:\n" + text_of(app))
 
 
-async def press(app: SupervisorApp, pilot: Pilot[int], *keys: str, turns: int = 5) -> str:
+async def press(app: SupervisorApp, pilot: Pilot[int], *keys: str) -> str:
     """Press keys one after the other, and return what is on the screen then."""
     for key in keys:
         type_key(app, key)
-        await settle(app, pilot, min(2, turns - 1))
-    return await settle(app, pilot, turns)
+        await _turn(app, pilot)
+    return await settle(app, pilot)
 
 
 def type_key(app: SupervisorApp, key: str) -> None:

@@ -13,7 +13,6 @@ from rich.style import Style
 
 from supervisor.tui.logs import ansi
 from supervisor.tui.rows.spans import clean, crop_row, fit, fit_row, row_width, text_of, wrap
-from supervisor.tui.screens.map import EVENTS_MIN, map_layout
 from supervisor.wording import values
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40) | st.text("a漢😀é\u0301\t\x1b[\r", max_size=40)
@@ -106,19 +105,3 @@ def test_highlight_goes_over_borders_of_colours() -> None:
 )
 def test_ages(seconds: float | None, text: str) -> None:
     assert values.age(seconds) == text
-
-
-@given(
-    st.sampled_from([60, 80, 120, 160]),
-    st.integers(12, 60),
-    st.integers(0, 600),
-    st.integers(0, 8),
-    st.integers(1, 200),
-)
-def test_the_map_gives_out_every_line(width: int, body: int, nodes: int, per_node: int, lines: int) -> None:
-    layout = map_layout(width, body, nodes, nodes * per_node, lines, max(1, lines // 8))
-    ranks = 0 if layout.beside else layout.ranks
-    log = 0 if layout.abreast else layout.log
-    assert layout.nodes + ranks + layout.grid + layout.events + log == body
-    assert min(layout.nodes, layout.ranks, layout.grid, layout.events, layout.log) >= 0
-    assert layout.events >= EVENTS_MIN

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
+import re
 from typing import Any
 
 import pytest
 from textual import events
 
 from remote_agent.history.pyramid import History
+from supervisor.errors import Unreachable
 from supervisor.history import Series, SeriesQuery, of_histories, query
-from supervisor.tui import times
+from supervisor.tui import history, times, training
 from supervisor.tui.generations import Runs
 from supervisor.tui.history import WHOLE
 from supervisor.tui.looks import Glyphs
-from supervisor.tui.model import take
+from supervisor.tui.model import Snapshot, take
 from supervisor.tui.rows import charts
 from supervisor.tui.rows.charts import Chart
 from supervisor.tui.rows.series import RANK_KINDS, gpu_wall, node_charts, rank_charts
 from supervisor.tui.rows.spans import row_width, text_of
+from supervisor.tui.screens.map import CHARTS_MIN, EVENTS_MIN, map_layout
 from supervisor.tui.screens.run import run_columns
 from supervisor.tui.widgets.chart_view import ChartView
+from supervisor.tui.widgets.dashboard import Dashboard
 from supervisor.wording import usage
+from supervisor.wording.goodput import Goodput
 from tests.screens.recorded import RecordedSession, many, measured, trained
 from tests.screens.screens import press, running, settle, until
 
@@ -75,7 +81,7 @@ def test_a_chart_shows_its_values_now_or_under_the_cursor() -> None:
     assert text_of(charts.values_row(chart, 2)) == "  loss -   median 1"
 
 
-def test_the_range_is_shaded_and_the_cursor_stands_in_the_column_of_its_bucket() -> None:
+def test_the_range_is_shaded_and_the_cursor_has_its_column() -> None:
     chart = figures(4.0, 4.0, 4.0, low=(0.0, 0.0, 0.0), high=(4.0, 4.0, 4.0))
     rows = [text_of(row)[charts.GUTTER :] for row in charts.chart_rows(chart, charts.GUTTER + 5, 3, ASCII, 1)]
     assert rows == ["*****", "::|::", "::|::"]
@@ -168,116 +174,227 @@ def asking(session: RecordedSession, monkeypatch: pytest.MonkeyPatch) -> list[Se
     return asked
 
 
-def test_cursor_zoom_and_comparison_by_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cursor_zoom_and_comparison_by_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     session = job()
     asked = asking(session, monkeypatch)
-
-    async def scenario() -> None:
-        async with running(session, (160, 48)) as (app, pilot):
-            text = await press(app, pilot, "3", "j", "j", "j", "j", "j")
-            await until(app, pilot, lambda: app.screen.query_one(ChartView).is_known)
-            text = await settle(app, pilot)
-            assert "history of rank 5 beside all 8 ranks" in text
-            assert "step time 2.5 s   median 0.77 s   8 ranks 0.77 s to 2.5 s" in text
-            assert "10:35:20" in text
-            assert asked[-1].ids is None
-            text = await press(app, pilot, "<", "<", "<")
-            assert "10:44:56" in text
-            text = await press(app, pilot, "+", "+")
-            assert "zoom: 2 min 30 s" in text
-            assert "10:44:56" in text, "the cursor stays at its time"
-            await until(app, pilot, lambda: asked[-1].level == 0)
-            assert "zoom:" not in await press(app, pilot, "_", "_", "_")
-            assert "history of rank 5 ─" in await press(app, pilot, "v")
-            assert "history of rank 5 beside rank 4" in await press(app, pilot, "k", "space", "j", "v", "v")
-            assert "rank 4 0.77 s" in await settle(app, pilot)
-        assert all(one.buckets <= 2 * 160 for one in asked)
-        assert {one.kinds for one in asked if one.kinds != asked[0].kinds} == {RANK_KINDS}
-
-    asyncio.run(scenario())
+    async with running(session, (160, 48)) as (app, pilot):
+        text = await press(app, pilot, "3", "j", "j", "j", "j", "j")
+        await until(app, pilot, lambda: app.screen.query_one(ChartView).is_known)
+        text = await settle(app, pilot)
+        assert "history of rank 5 beside all 8 ranks" in text
+        assert "step time 2.5 s   median 0.77 s   8 ranks 0.77 s to 2.5 s" in text
+        assert "10:35:20" in text
+        assert asked[-1].ids is None
+        text = await press(app, pilot, "<", "<", "<")
+        assert "10:44:56" in text
+        text = await press(app, pilot, "+", "+")
+        assert "zoom: 2 min 30 s" in text
+        assert "10:44:56" in text, "the cursor stays at its time"
+        await until(app, pilot, lambda: asked[-1].level == 0)
+        assert "zoom:" not in await press(app, pilot, "_", "_", "_")
+        assert "history of rank 5 ─" in await press(app, pilot, "v")
+        assert "history of rank 5 beside rank 4" in await press(app, pilot, "k", "space", "j", "v", "v")
+        assert "rank 4 0.77 s" in await settle(app, pilot)
+    assert all(one.buckets <= 2 * 160 for one in asked)
+    assert {one.kinds for one in asked if one.kinds != asked[0].kinds} == {RANK_KINDS}
 
 
-def test_the_cursor_leaves_the_newest_value_and_moves_the_part_that_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_cursor_moves_the_part_that_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     session = job()
     asked = asking(session, monkeypatch)
-
-    async def scenario() -> None:
-        async with running(session, (80, 24)) as (app, pilot):
-            await press(app, pilot, "3", "c")
-            view = app.screen.query_one(ChartView)
-            await until(app, pilot, lambda: view.is_known)
-            await press(app, pilot, "left", "right")
-            assert view._bucket is None
-            await press(app, pilot, "+", "+", "+", "+", "+")
-            assert view.zoom.length_s == 600 / 32
-            before = view.zoom
-            await press(app, pilot, *["left"] * 12)
-            assert view.zoom.end_s is not None
-            assert view.zoom.length_s == before.length_s
-            await until(app, pilot, lambda: asked[-1].last is not None and asked[-1].level == 0)
-            assert "─ ranks" in await press(app, pilot, "c")
-            assert "─ ranks" not in await press(app, pilot, "c")
-            assert "─ ranks" in await press(app, pilot, "escape")
-            assert "─ ranks" not in await press(app, pilot, "plus"), "a key of the charts shows them"
-
-    asyncio.run(scenario())
+    async with running(session, (80, 24)) as (app, pilot):
+        await press(app, pilot, "3", "c")
+        view = app.screen.query_one(ChartView)
+        await until(app, pilot, lambda: view.is_known)
+        newest = (await settle(app, pilot)).splitlines()[3:]
+        assert (await press(app, pilot, "left")).splitlines()[3:] != newest
+        assert (await press(app, pilot, "right")).splitlines()[3:] == newest
+        await press(app, pilot, "+", "+", "+", "+", "+")
+        assert view.zoom.length_s == 600 / 32
+        await press(app, pilot, *["left"] * 12)
+        assert (view.zoom.length_s, view.zoom.end_s is None) == (600 / 32, False)
+        await until(app, pilot, lambda: asked[-1].last is not None and asked[-1].level == 0)
+        assert "─ ranks" in await press(app, pilot, "c")
+        assert "─ ranks" not in await press(app, pilot, "c")
+        assert "─ ranks" in await press(app, pilot, "escape")
+        assert "─ ranks" not in await press(app, pilot, "plus"), "a key of the charts shows them"
 
 
-def _wheel(view: ChartView, x: int) -> Any:
-    return events.MouseScrollUp(view, x, 3, 0, 0, 0, False, False, False)
+async def test_mouse_and_wheel_read_and_zoom_a_chart() -> None:
+    async with running(job(), (80, 24)) as (app, pilot):
+        await press(app, pilot, "3", "c")
+        view = app.screen.query_one(ChartView)
+        await until(app, pilot, lambda: view.is_known)
+        assert "10:40:" not in await settle(app, pilot)
+        await pilot.click(ChartView, offset=(charts.GUTTER + 36, 5))
+        assert "10:40:" in await settle(app, pilot)
+        view.on_mouse_scroll_up(events.MouseScrollUp(view, charts.GUTTER + 36, 3, 0, 0, 0, False, False, False))
+        assert view.zoom.length_s == 300
+        assert "zoom: 5 min" in await settle(app, pilot)
+        view.on_mouse_scroll_down(events.MouseScrollDown(view, charts.GUTTER, 3, 0, 0, 0, False, False, False))
+        assert view.zoom == WHOLE
 
 
-def test_mouse_and_wheel_read_and_zoom_a_chart() -> None:
-    async def scenario() -> None:
-        async with running(job(), (80, 24)) as (app, pilot):
-            await press(app, pilot, "3", "c")
-            view = app.screen.query_one(ChartView)
-            await until(app, pilot, lambda: view.is_known)
-            await pilot.mouse_down(ChartView, offset=(charts.GUTTER + 36, 5))
-            text = await settle(app, pilot)
-            assert view._bucket is not None
-            assert "10:40:" in text
-            await pilot.mouse_up(ChartView)
-            view.on_mouse_scroll_up(_wheel(view, charts.GUTTER + 36))
-            assert view.zoom.length_s == 300
-            assert "zoom: 5 min" in await settle(app, pilot)
-            view.on_mouse_scroll_down(_wheel(view, charts.GUTTER))
-            assert view.zoom == WHOLE
-
-    asyncio.run(scenario())
+async def test_charts_of_a_node_and_of_an_empty_history() -> None:
+    async with running(job(2, 2, gpus=False), (80, 24)) as (app, pilot):
+        await press(app, pilot, "c", "c", "2")
+        await until(app, pilot, lambda: app.screen.query_one(ChartView).is_known)
+        text = await settle(app, pilot)
+        assert "history of node n000" in text
+        assert "cpu 12%" in text
+    async with running(many(2, 2), (80, 24)) as (app, pilot):
+        for keys in (("3", "c"), ("c", "2", "c"), ("c", "1", "c")):
+            assert "no history yet" in await press(app, pilot, *keys)
 
 
-def test_charts_of_the_job_of_a_node_and_of_an_empty_history() -> None:
-    async def scenario() -> None:
-        async with running(job(2, 2, gpus=False), (80, 24)) as (app, pilot):
-            await press(app, pilot, "c")
-            await until(app, pilot, lambda: app.screen.query_one(ChartView).is_known)
-            text = await settle(app, pilot)
-            assert "history of the job" in text
-            assert "ranks 0.77 s" not in text, "they are equal"
-            await press(app, pilot, "c", "2")
-            await until(app, pilot, lambda: app.screen.query_one(ChartView).is_known)
-            text = await settle(app, pilot)
-            assert "history of node n000" in text
-            assert "cpu 12%" in text
-        async with running(many(2, 2), (80, 24)) as (app, pilot):
-            for keys in (("3", "c"), ("c", "2", "c"), ("c", "1", "c")):
-                assert "no history yet" in await press(app, pilot, *keys)
-
-    asyncio.run(scenario())
+def line(snapshot: Snapshot, width: int = 150, cost: Goodput | None = None) -> str:
+    return text_of(training.progress_row(training.newest(snapshot), cost, width, GLYPHS))
 
 
-def test_of_512_ranks_some_are_compared_and_none_is_asked_for_more_than_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    session = trained(measured(many(64, 8)), times.now(), 80)
+def with_progress(session: RecordedSession, **changes: Any) -> Snapshot:
+    for node in session.status["nodes"]:
+        for rank in node["ranks"]:
+            rank["progress"].update(changes)
+    return take(session)
+
+
+@pytest.mark.parametrize("glyphs", [GLYPHS, ASCII])
+@pytest.mark.parametrize("width", [-2, 0, 1, 7, 40])
+@pytest.mark.parametrize("values", [[], [NAN], [1.0], [1.0] * 9, [3.0, NAN, 1.0], [float(one) for one in range(300)]])
+def test_charts_have_exactly_their_size(values: list[float], width: int, glyphs: Glyphs) -> None:
+    for lines in (charts.curve(values, width, 5, glyphs), charts.filled(values, width, 5, glyphs)):
+        assert [len(one) for one in lines if one] in ([width] * 5, [])
+    assert row_width(charts.heat(values, 1.0, width, glyphs)) == (max(0, width) if values else 0)
+    ends: list[tuple[float, float]] = [(1.0, 3.0), (-5.0, 99.0)]
+    marks = [(5.0, "X", "bad"), (100.0, "X", "bad")]
+    row = charts.time_line(0.0, 10.0, width, glyphs, runs=ends, marks=marks)
+    assert (row_width(row), text_of(row).count("X")) == (max(0, width), int(width > 0))
+
+
+def test_a_curve_has_a_gap_where_nothing_is_known() -> None:
+    lines = charts.curve([4.0, 3.0, 2.0, 1.0], 4, 4, ASCII)
+    assert lines[0][0] == lines[3][3] == "*"
+    assert lines[0][3] == lines[3][0] == " "
+    assert charts.curve([1.0, NAN, NAN, 1.0], 4, 1, ASCII) == ["*  *"]
+    assert charts.filled([0.0, 1.0, 2.0], 3, 2, GLYPHS) == ["  █", " ██"]
+
+
+def test_a_slow_rank_glows_and_an_unknown_time_is_a_dot() -> None:
+    spans = charts.heat([1.0, NAN, 1.2, 2.0], 1.0, 4, GLYPHS)
+    assert [(text, role) for text, role in spans] == [("▅", "ok"), ("·", "rule"), ("▅", "warn"), ("█", "bad")]
+
+
+def test_how_far_how_fast_and_how_long_still() -> None:
+    cost = Goodput(540.0, {"stop": 24.0, "import": 12.0, "redo": 2.0})
+    shown = with_progress(job(), total=2000, rate=5125.0, steps_s=2.0, loss=1.883)
+    found = line(dataclasses.replace(shown), 160, cost)
+    assert "/2,000 · 36 %   ETA 10 min 31 s   41k tok/s   loss 1.883   goodput 93 %, 38 s lost: stop 24" in found
+    # What has no room goes, the goodput's parts first.
+    assert line(shown, 100, cost).endswith("goodput 93 %")
+    assert "737/2,000" in line(shown, 30, cost)
+
+
+def test_only_what_is_known_is_said() -> None:
+    quiet = with_progress(job(), total=None, rate=None, unit=None, steps_s=None, loss=None)
+    assert line(quiet).strip() == "step 737"
+    assert not training.newest(quiet).is_known
+    assert (
+        line(with_progress(job(), total=None, loss="nan", rate=None, steps_s=0.02))
+        == " step 737   50 s/step   loss nan"
+    )
+    uneven = job()
+    uneven.status["nodes"][0]["ranks"][0]["progress"]["total"] = 7
+    assert "2,000" not in line(take(uneven))
+
+
+@pytest.mark.parametrize(("value", "text"), [(0, "0"), (987, "987"), (4100, "4.1k"), (41_000, "41k"), (1.2e6, "1.2M")])
+def test_short_numbers(value: float, text: str) -> None:
+    assert usage.short(value) == text
+
+
+def test_of_many_ranks_those_with_problems_are_asked_for() -> None:
+    session = measured(many(64, 8))
+    session.status["nodes"][60]["ranks"][3]["state"] = "failed"
+    kinds, chosen = training.asked(take(session))
+    assert chosen is not None
+    assert "gpu_use" not in kinds
+    assert chosen[:3] == [2, 483, 0]
+    assert len(chosen) == training.MOST_RANKS
+    assert training.asked(take(measured(many(4, 2)))) == (training.KINDS, None)
+
+
+@pytest.mark.parametrize("body", range(12, 60))
+def test_the_map_gives_out_every_line_with_a_dashboard_or_without(body: int) -> None:
+    for width in (60, 119, 120, 200):
+        for nodes, ranks in ((0, 0), (1, 1), (4, 8), (16, 128), (64, 512)):
+            for curves in (False, True):
+                layout = map_layout(width, body, nodes, ranks, -(-ranks // 60), 3, trains=True, curves=curves)
+                below = 0 if layout.beside else layout.ranks
+                last = layout.events + (0 if layout.abreast else layout.log)
+                whole = layout.training + layout.nodes + layout.grid + below + last
+                assert whole == body, layout
+                assert min(layout.nodes, layout.ranks, layout.grid, layout.log) >= 0
+                assert layout.events >= EVENTS_MIN
+                assert layout.training in (0, 1) or (layout.training >= CHARTS_MIN and curves and width >= 120)
+
+
+async def test_the_history_is_there_while_a_new_group_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = job()
+    for node in session.status["nodes"]:
+        for rank in node["ranks"]:
+            rank.update(step=None, progress=None)
+    problems, real = [Unreachable("no link")], session.series
+
+    async def series(wanted: SeriesQuery) -> Series:
+        if problems:
+            raise problems.pop()
+        return await real(wanted)
+
+    monkeypatch.setattr(history, "EVERY_S", 0.02)
+    monkeypatch.setattr(session, "series", series)
+    async with running(session, (160, 48)) as (app, pilot):
+        board = app.screen.query_one(Dashboard)
+        await until(app, pilot, lambda: board.size.height > 1)
+        text = await settle(app, pilot)
+        assert "step time by rank" in text
+        assert "goodput" in text
+        seen = [board.strip]
+        for _ in range(3):
+            await press(app, pilot, "m")
+            seen.append(board.strip)
+        assert seen == ["step_s", "gpu_use", "rank_cpu", "step_s"], "a key shows other strips"
+
+
+async def test_a_narrow_screen_has_one_line_and_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = job()
     asked = asking(session, monkeypatch)
+    async with running(session, (100, 40)) as (app, pilot):
+        assert "737/2,000" in await settle(app, pilot)
+        assert (app.screen.query_one(Dashboard).size.height, asked) == (1, [])
 
-    async def scenario() -> None:
-        async with running(session, (160, 48)) as (app, pilot):
-            await press(app, pilot, "3", "G")
-            await until(app, pilot, lambda: bool(asked and 511 in (asked[-1].ids or ())))
-            await until(app, pilot, lambda: app.screen.query_one(ChartView).is_known)
-            assert "history of rank 511 beside 64 of 512 ranks" in await settle(app, pilot)
-            assert asked[-1].ids is not None
-            assert len(asked[-1].ids) == 65
 
-    asyncio.run(scenario())
+def board_rows(snapshot: Snapshot, shown: training.Training) -> list[str]:
+    rows = training.dashboard(snapshot, training.newest(snapshot), shown, "step_s", 60, 8, ASCII)
+    return [text_of(row)[:36] for row in rows]
+
+
+def test_a_loss_that_has_fallen_far_is_drawn_on_a_logarithmic_scale() -> None:
+    def drawn(losses: list[float]) -> list[str]:
+        return board_rows(take(many(1, 1)), training.Training(of_ranks(losses), (), (), 0.0))
+
+    steep = drawn([1000.0, 100.0, 10.0, 1.0])
+    assert [line.split()[0] for line in steep[:3]] == ["1000", "loss", "(log)"]
+    middle = [next(at for at, line in enumerate(steep) if line[charts.GUTTER + column] == "*") for column in (0, 9, 18)]
+    assert middle == sorted(middle)
+    assert middle[1] >= 1
+    assert not any("(log)" in line for line in drawn([4.0, 3.0, 2.0, 1.0]))
+
+
+def test_the_time_line_shows_what_happened_when() -> None:
+    marks = ((4.0, "restart"), (12.0, "failure"), (12.1, "restart"), (16.0, "hang"))
+    snapshot = take(many(1, 1))
+    status: Any = snapshot.status
+    status["snapshots"] = [{"time_ns": time_s * 10**9} for time_s in (4, 8)]
+    rows = board_rows(snapshot, training.Training(of_ranks([1.0] * 10), ((0.0, 18.0),), marks, 0.0))
+    line = rows[-1][charts.GUTTER : 36]
+    assert re.sub("=+", "=", line.rstrip(".")) == "=R=S=X=?="

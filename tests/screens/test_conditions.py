@@ -1,19 +1,21 @@
-"""The two rows above every screen say what is true now: the condition of the job, a hang while it lasts and after.
-
-In: snapshots of a job that hangs, heals, degrades, stops. Out: the rows as text; durations that count.
-"""
+"""What is true now, as rows of text: the condition of the job, a launch, a hang while it lasts and after."""
 
 from __future__ import annotations
 
-import asyncio
+import dataclasses
 from typing import Any
 
 import pytest
 
+from remote_agent.diagnose.incidents import incidents_after
+from supervisor.link.view import HostView
 from supervisor.tui import model, times
 from supervisor.tui.looks import Glyphs
-from supervisor.tui.rows.spans import text_of
+from supervisor.tui.model import Snapshot, take
+from supervisor.tui.rows.hang import hang_rows
+from supervisor.tui.rows.spans import Row, row_width, text_of
 from supervisor.tui.rows.tables import legend
+from supervisor.tui.screens.launch import is_up, launch_rows
 from supervisor.tui.terminal import notice_sequence, title_sequence
 from supervisor.tui.widgets.bars import alert_rows
 from tests.screens import recorded
@@ -88,34 +90,28 @@ def test_a_notice_is_a_bell_or_one_of_two_sequences() -> None:
     assert notice_sequence("osc9", "a", "b", {"TMUX": "1"}) == "\x1bPtmux;\x1b\x1b]9;a: b\a\x1b\\"
 
 
-def test_the_terminal_has_the_condition_in_its_title_and_calls_when_it_changes_for_the_worse_or_ends(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def scenario() -> None:
-        session = job("running")
-        async with running(session) as (app, pilot):
-            written: list[str] = []
-            assert app._driver is not None
-            monkeypatch.setattr(app._driver, "write", written.append)
-            assert app._title == "RUNNING train-k3f9"
-            for condition in ("restarting", "running", "hung", "hung", "running", "degraded"):
-                session.status = {**session.status, "condition": condition}
-                session.touch()
-                app.tick()
-                await pilot.pause()
-            assert [text for text in written if text.startswith("\x1b]2;")] == [
-                f"\x1b]2;{word} train-k3f9\a" for word in ("RESTARTING", "RUNNING", "HUNG", "RUNNING", "DEGRADED")
-            ]
-            # Hung, running again, degraded; an operator's restart calls nobody.
-            assert written.count("\a") == 3
-            assert app.config.notice == "bell"
-        assert written[-1] == "\x1b[23;2t", "the terminal gets its own title back"
-        assert title_sequence("x", {"TERM": "linux"}) == ""
-
-    asyncio.run(scenario())
+async def test_the_terminal_has_the_condition_in_its_title_and_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = job("running")
+    async with running(session) as (app, pilot):
+        written: list[str] = []
+        assert app._driver is not None
+        monkeypatch.setattr(app._driver, "write", written.append)
+        for condition in ("restarting", "running", "hung", "hung", "running", "degraded"):
+            session.status = {**session.status, "condition": condition}
+            session.touch()
+            app.tick()
+            await pilot.pause()
+        assert [text for text in written if text.startswith("\x1b]2;")] == [
+            f"\x1b]2;{word} train-k3f9\a" for word in ("RESTARTING", "RUNNING", "HUNG", "RUNNING", "DEGRADED")
+        ]
+        # Hung, running again, degraded; an operator's restart calls nobody.
+        assert written.count("\a") == 3
+        assert app.config.notice == "bell"
+    assert written[-1] == "\x1b[23;2t", "the terminal gets its own title back"
+    assert title_sequence("x", {"TERM": "linux"}) == ""
 
 
-def test_after_the_end_no_age_stands_still_and_ranks_that_we_ended_are_no_victims() -> None:
+def test_after_the_end_no_age_stands_still() -> None:
     session = job("stopped", state="stopped")
     session.ended = True
     for rank in (rank for node in session.status["nodes"] for rank in node["ranks"]):
@@ -161,38 +157,192 @@ def test_after_a_hang_its_culprit_stays_in_the_header(later: Any) -> None:
     assert rows(job("running", killed))[1].startswith(" healed 12 s ago: rank 3 on n2, killed by SIGKILL   ")
 
 
-def test_the_page_of_a_healed_hang_is_in_the_past_without_advice(later: Any) -> None:
+def test_an_incident_of_a_group_that_was_replaced_is_no_news() -> None:
+    session = recorded.load("restarting_4x2")
+    assert "FIRST FAILURE" in rows(session)[1]
+    generation = session.incidents[-1]["generation"] + 1
+    healed: Any = {**session.events[-1], "type": "incident_healed", "generation": generation}
+    session.incidents = incidents_after(session.incidents, healed)
+    session.status.update(generation=generation, incident=session.incidents[-1])
+    # The next group is being stopped, and why is not known yet; then a spare has come in.
+    for more in ({}, {"state": "running", "condition": "running", "plan": None, "restarts": 0}):
+        session.status.update(more)
+        shown = rows(session)[1]
+        assert "FIRST FAILURE" not in shown
+        assert "ago: rank 3 on n2, CUDA out" in shown
+
+
+async def test_the_page_of_a_healed_hang_is_in_the_past_without_advice(later: Any) -> None:
     later(0)
-
-    async def scenario() -> None:
-        async with running(job("hung", HANG), (100, 40)) as (app, pilot):
-            text = await press(app, pilot, "5")
-            assert "kill -CONT" in text
-            assert "hung for 32 s" in text
-            assert "waiting for you; torch times out in 29 min 7 s (11:14)" in text
-            assert "all_reduce 44: 3 ranks are waiting" in text
-            assert "n1 ■■  n2 ■?" in text
-            assert "rank 3 never reached it" in text
-            later(2)
-            app.tick()
-            await pilot.pause()
-            assert "hung for 34 s" in screen_text(app), "it counts although no new status has arrived"
-            session: Any = app.source
-            session.status.update(condition="running", incident=HEALED)
-            session.touch(incidents=[HEALED])
-            text = await press(app, pilot, "g")
-            assert "kill -CONT" not in text
-            assert "healed 14 s ago: training resumed after 20 s" in text
-            assert "3 ranks were waiting" in text
-            assert "waiting for you" not in text
-
-    asyncio.run(scenario())
+    async with running(job("hung", HANG), (100, 40)) as (app, pilot):
+        text = await press(app, pilot, "5")
+        assert "kill -CONT" in text
+        assert "hung for 32 s" in text
+        assert "waiting for you; torch times out in 29 min 7 s (11:14)" in text
+        assert "all_reduce 44: 3 ranks are waiting" in text
+        assert "n1 ■■  n2 ■?" in text
+        assert "rank 3 never reached it" in text
+        later(2)
+        app.tick()
+        await pilot.pause()
+        assert "hung for 34 s" in screen_text(app), "it counts although no new status has arrived"
+        session: Any = app.source
+        session.status.update(condition="running", incident=HEALED)
+        session.touch(incidents=[HEALED])
+        text = await press(app, pilot, "g")
+        assert "kill -CONT" not in text
+        assert "healed 14 s ago: training resumed after 20 s" in text
+        assert "3 ranks were waiting" in text
+        assert "waiting for you" not in text
 
 
-def test_what_a_start_waits_for_leaves_the_way_to_the_verdict_in_view() -> None:
+def test_what_a_start_waits_for_leaves_room_for_the_verdict() -> None:
     failed = {**HANG, "ongoing": False, "category": "killed", "summary": "rank 3 (n2): killed by SIGKILL from outside"}
     for width in (60, 80, 160):
         _, second = rows(job("importing", failed), width, waits="imports: 8 s")
         assert second.startswith(" imports: 8 s ")
         assert second.endswith("[i] why ")
         assert len(second) == width
+
+
+SOURCE = {
+    "first": 18,
+    "text": "    def next_batch(self, step):\n        if step == 40:\n            self.ready.wait()\n\ndef main():",
+}
+
+
+def missing(waiting: list[int], absent: list[int], **more: Any) -> Any:
+    return {"collective": "all_reduce", "seq": 81, "waiting": waiting, "missing": absent, "stacks": {}, **more}
+
+
+def drawn(document: Any, nodes: int, per_node: int, width: int = 118, **options: Any) -> list[str]:
+    group = take(recorded.many(nodes, per_node)).nodes
+    rows = hang_rows(document, group, width, Glyphs(options.pop("ascii_only", False)), over=False)
+    assert max(map(row_width, rows)) <= width
+    return [text_of(row).rstrip() for row in rows]
+
+
+def test_the_source_of_the_missing_rank_stands_beside_the_ranks() -> None:
+    place = "train.py:20 in next_batch"
+    document = missing([0, 1, 2], [3], stacks={"3": place}, sources={place: SOURCE})
+    assert drawn(document, 2, 2) == [
+        "  all_reduce 81: 3 ranks are waiting    rank 3 at train.py:20 in next_batch",
+        "    n000 ■■  n001 ■?                      18  def next_batch(self, step):",
+        "  ? rank 3 never reached it               19      if step == 40:",
+        "                                        ▸ 20          self.ready.wait()",
+    ]
+    assert drawn(document, 2, 2, 78, ascii_only=True)[1:5] == [
+        "    n000 ##  n001 #?",
+        "  ? rank 3 never reached it",
+        "  rank 3 at train.py:20 in next_batch",
+        "    18  def next_batch(self, step):",
+    ]
+
+
+def test_ranks_in_different_collectives_have_a_strip_each() -> None:
+    calls = [
+        {"collective": "all_reduce", "seq": 81, "group": "0", "ranks": [0, 1, 2]},
+        {"collective": "broadcast", "seq": None, "group": "5", "ranks": [3]},
+    ]
+    assert drawn(missing([0, 1, 2], [3], calls=calls, stacks={"3": "train.py:9 in load"}), 2, 2) == [
+        "  all_reduce 81: 3 ranks are waiting",
+        "    n000 ■■  n001 ■?",
+        "  broadcast of group 5: 1 rank is waiting",
+        "    n000 ··  n001 ·■",
+        "    rank 3 at train.py:9 in load",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("absent", "shown"),
+    [([300], ["    n037 ■■■■?■■■", "    ■ and 504 ranks of other nodes"]), ([], ["    ■ all 512 ranks"])],
+)
+def test_nodes_of_a_large_group_that_wait_alike_share_a_line(absent: list[int], shown: list[str]) -> None:
+    waiting = [rank for rank in range(512) if rank not in absent]
+    assert drawn(missing(waiting, absent), 64, 8)[1 : 1 + len(shown)] == shown
+
+
+def test_a_group_that_is_over_shows_its_ranks_without_nodes() -> None:
+    assert drawn(missing(list(range(9)), [9]), 1, 2)[1] == "    r0 ■■■■■■■■  r8 ■?"
+
+
+GLYPHS = Glyphs()
+SINCE = 100.0
+
+
+def launching(*hosts: HostView) -> Snapshot:
+    session = recorded.RecordedSession()
+    session.hosts = {host.name: host for host in hosts}
+    return dataclasses.replace(take(session), bringing_up=True)
+
+
+def host(name: str, state: str, began: dict[str, float], text: str = "", error: str | None = None) -> HostView:
+    return HostView(name, state, list(began)[-1], text, error, began=began)
+
+
+IMPORTS = host(
+    "n1", "up", {"connect": 88.0, "auth": 88.2, "sync": 88.5, "start": 90.0, "engine": 92.0}, "looking for torch"
+)
+
+
+READY = host("n2", "up", {"connect": 88.0, "sync": 88.4, "start": 88.9, "engine": 90.0, "ready": 99.0}, "torch 2.13.0")
+
+
+SYNCS = host("n3", "connecting", {"connect": 88.0, "sync": 97.0}, "412 of 1,204 files, 3.1 MB of 9.8 MB")
+
+
+REFUSED = host("n4", "failed", {"resolve": 88.0, "connect": 88.1}, error="connection refused")
+
+
+def launch_lines(snapshot: Snapshot, width: int, glyphs: Glyphs = GLYPHS) -> list[Row]:
+    return [row for _, row in launch_rows(snapshot, width, glyphs, SINCE)]
+
+
+def test_each_host_shows_its_stages_with_what_they_took() -> None:
+    imports, ready, syncs, refused = map(text_of, launch_lines(launching(IMPORTS, READY, SYNCS, REFUSED), 150))
+    assert "✓ connect 0.5 s" in imports
+    assert "✓ sync 1.5 s" in imports
+    assert "✓ agent 2.0 s" in imports
+    assert "torch 8.0 s" in imports
+    assert imports.endswith("looking for torch")
+    assert ready.startswith(" ✓ n2")
+    assert "✓ torch 9.0 s" in ready
+    assert "sync 3.0 s" in syncs
+    assert "· agent" in syncs
+    assert syncs.endswith("3.1 MB of 9.8 MB")
+    # What went wrong, and what to do, has the room of the stages.
+    assert refused == " X n4    connect   connection refused"
+
+
+def test_nothing_is_green_before_it_is_done() -> None:
+    snapshot = launching(IMPORTS, READY)
+    for width in (60, 150):
+        imports, ready = launch_lines(snapshot, width)
+        assert (imports[0][1], ready[0][1]) == ("start", "ok")
+    assert [is_up(node, snapshot) for node in snapshot.nodes] == [False, True]
+    # Attached to a job, a link that is up is all there is.
+    attached = dataclasses.replace(snapshot, bringing_up=False)
+    assert [is_up(node, attached) for node in attached.nodes] == [True, True]
+
+
+def test_a_narrow_screen_has_the_present_step_and_its_seconds() -> None:
+    imports, ready = map(text_of, launch_lines(launching(IMPORTS, READY), 79))
+    assert imports.endswith("engine    looking for torch  8 s")
+    assert ready.endswith("ready     torch 2.13.0")
+    assert all(text_of(row).isascii() for row in launch_lines(launching(IMPORTS, READY, SYNCS), 150, Glyphs(True)))
+
+
+def test_the_second_row_says_what_a_launch_waits_for() -> None:
+    def second(*hosts: HostView) -> str:
+        return text_of(alert_rows(launching(*hosts), 0.1, 120, Glyphs())[1]).strip()
+
+    assert second(IMPORTS, READY) == "looking for torch on n1; ready to form a group on n2"
+    assert second(IMPORTS, SYNCS) == "connecting to the hosts: 1 of 2 up"
+
+
+def test_a_step_keeps_its_time_while_its_text_changes() -> None:
+    view = HostView("n1")
+    view.enter("sync", "comparing the work tree")
+    began = view.began["sync"]
+    view.enter("sync", "3.1 MB of 9.8 MB")
+    assert (view.began, view.text) == ({"sync": began}, "3.1 MB of 9.8 MB")

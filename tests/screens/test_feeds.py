@@ -5,174 +5,48 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
-from collections.abc import AsyncGenerator, Awaitable, Callable
+import random
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from remote_agent.logs import LogStore
+from remote_agent.logs import LogStore, logfile
+from remote_agent.logs import merge as node_merged
+from remote_agent.logs.logfile import LogFile
 from remote_agent.wire import Answer
 from supervisor.errors import RequestFailed, Unreachable
 from supervisor.logs import merge
 from supervisor.logs.merge import Page
-from supervisor.logs.rows import Clocks, LogLine
 from supervisor.logs.search import search
-from supervisor.logs.selection import Selection
-from supervisor.session import Session
-from supervisor.tui.logs import feeds
+from supervisor.logs.selection import RecordFilter, Selection
+from supervisor.tui.logs import feeds, folded, merged
 from supervisor.tui.logs.feeds import Jump, RankFeed
+from supervisor.tui.logs.folded import FoldedFeed
 from supervisor.tui.logs.merged import MergedFeed
 from supervisor.tui.source import Source
-
-ALL = Selection(generation="all")
-
-
-@dataclasses.dataclass
-class NodeLink:
-    """A node whose agent is in this process: everything but the wire."""
-
-    name: str
-    store: LogStore
-    root: Path
-    stuck: bool = False
-    opened: bool = True
-    opened_at: float = 1.0
-    is_malformed: bool = False
-
-    @property
-    def view(self) -> SimpleNamespace:
-        return SimpleNamespace(name=self.name)
-
-    async def call(self, op: str, args: dict[str, Any], timeout_s: float) -> Answer:
-        answer: Awaitable[Answer] = asyncio.Event().wait() if self.stuck else self._answer(op, args)  # type: ignore[assignment]
-        return await asyncio.wait_for(answer, timeout_s)
-
-    async def _answer(self, op: str, args: dict[str, Any]) -> Answer:
-        store = self.store
-        ops: dict[str, Callable[..., Awaitable[Answer]]] = {
-            "log_merged": store.merged, "log_window": store.window, "log_list": store.list, "log_read": store.read
-        }  # fmt: skip
-        return await ops[op](**args)
-
-    async def stream(self, op: str, args: dict[str, Any]) -> AsyncGenerator[Answer, None]:
-        if self.stuck:
-            await asyncio.Event().wait()
-        async for item in self.store.search(**args):
-            yield item
-
-    def write(self, rank: int, data: bytes, stream: str = "stdout") -> Path:
-        path = self.root / "generation_0" / f"rank_{rank}" / f"{stream}.log"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab") as file:
-            file.write(data)
-        return path
-
-    async def written(self, rank: int, data: bytes, stream: str = "stdout") -> Path:
-        """Write, and wait until the agent has seen it."""
-        path = self.write(rank, data, stream)
-        await self.seen(rank, path.stat().st_size, stream)
-        return path
-
-    async def seen(self, rank: int, size: int, stream: str = "stdout") -> None:
-        """Wait until the agent has seen that many bytes."""
-        while not any(
-            (file["rank"], file["stream"], file["size"]) == (rank, stream, size)
-            for file in (await self.store.list()).data["files"]
-        ):
-            await asyncio.sleep(0.005)
+from supervisor.wording import values
+from tests.fast import log_files
+from tests.screens.logs import (
+    ALL,
+    BEGIN,
+    SECOND,
+    cluster_of,
+    lines,
+    load_all,
+    narrowed,
+    no,
+    shown,
+    step,
+    stepping,
+    texts,
+    yes,
+)
 
 
-class Cluster:
-    """What the feeds and `session.logs` need of a session."""
-
-    def __init__(self) -> None:
-        self.links: dict[str, NodeLink] = {}
-        self.offsets_ms: dict[str, float] = {}
-
-    @property
-    def status(self) -> dict[str, Any]:
-        return {"nodes": [{"name": name, "clock_offset_ms": ms} for name, ms in self.offsets_ms.items()]}
-
-    @property
-    def session(self) -> Session:
-        return cast("Session", self)
-
-    @property
-    def source(self) -> Source:
-        return cast("Source", self)
-
-    async def merged(self, selection: Selection, count: int, **bounds: Any) -> Page:
-        # A node that does not answer at all is waited for in vain; one on a busy machine is not.
-        patience_s = 0.2 if any(link.stuck for link in self.links.values()) else 60.0
-        return await merge.merged(self.session, selection, count, patience_s=patience_s, **bounds)
-
-    def search(self, selection: Selection, **query: Any) -> AsyncGenerator[LogLine, None]:
-        return search(self.session, selection, **query)
-
-    def ahead_ns(self, node: str) -> int:
-        return Clocks(self.session).ahead_ns(node)
-
-    async def log(self, node: str, op: str, args: dict[str, Any]) -> Answer:
-        return await self.links[node].call(op, args, 5.0)
-
-
-def run(tmp_path: Path, scenario: Callable[..., Awaitable[None]], nodes: int = 1, bound: int = 0) -> None:
-    """Play a scenario with the cluster and its first nodes."""
-
-    async def all_of_it() -> None:
-        cluster = Cluster()
-        for number in range(1, nodes + 1):
-            root = tmp_path / f"n{number}"
-            root.mkdir()
-            link = cluster.links[f"n{number}"] = NodeLink(f"n{number}", LogStore(root, live=True, bound=bound), root)
-            await link.store.start()
-        try:
-            await scenario(cluster, *cluster.links.values())
-        finally:
-            for link in cluster.links.values():
-                await link.store.stop()
-
-    asyncio.run(all_of_it())
-
-
-def lines(count: int, name: str = "line") -> bytes:
-    return b"".join(b"%s %d\n" % (name.encode(), number) for number in range(count))
-
-
-def shown(feed: MergedFeed | RankFeed) -> list[tuple[str, int]]:
-    """Node and number of all lines that are here, in their order."""
-    rows = [feed.row(index) for index in range(feed.count)]
-    return [(row.node, row.line) for row in rows if row is not None]
-
-
-def texts(feed: MergedFeed | RankFeed) -> list[bytes]:
-    rows = [feed.row(index) for index in range(feed.count)]
-    return [row.raw for row in rows if row is not None]
-
-
-def yes() -> bool:
-    return True
-
-
-def no() -> bool:
-    return False
-
-
-async def load_all(feed: MergedFeed) -> None:
-    """Scroll to both ends."""
-    for _ in range(50):
-        want = feed.missing(0, 0)
-        want = feed.missing(feed.count - 1, feed.count - 1) if want is None else want
-        if want is None:
-            return
-        await feed.load(want)
-    raise AssertionError("it does not end")
-
-
-def test_a_half_line_becomes_whole(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster, node: NodeLink) -> None:
+async def test_a_half_line_becomes_whole(tmp_path: Path) -> None:
+    async with cluster_of(tmp_path) as (cluster, [node]):
         feed = MergedFeed(cluster.source, ALL)
         await node.written(0, b"loading...")
         await feed.refresh(10, yes)
@@ -183,12 +57,10 @@ def test_a_half_line_becomes_whole(tmp_path: Path) -> None:
         await feed.refresh(10, yes)
         assert texts(feed) == [b"loading... done", b"next"]
 
-    run(tmp_path, scenario)
 
-
-@pytest.mark.parametrize("change_ms", [-0.02, 0.02, 50.0])
-def test_offsets_that_change_between_two_pages_lose_nothing(tmp_path: Path, change_ms: float) -> None:
-    async def scenario(cluster: Cluster, *nodes: NodeLink) -> None:
+@pytest.mark.parametrize("change_ms", [-0.02, 50.0])
+async def test_offsets_that_change_between_two_pages_lose_nothing(tmp_path: Path, change_ms: float) -> None:
+    async with cluster_of(tmp_path, 2) as (cluster, nodes):
         for rank, node in enumerate(nodes):
             await node.written(rank, lines(2000))
         cluster.offsets_ms = {"n1": 0.1, "n2": -3.0}
@@ -201,11 +73,9 @@ def test_offsets_that_change_between_two_pages_lose_nothing(tmp_path: Path, chan
         await feed.refresh(40, yes)
         assert len(shown(feed)) == (256 if change_ms > 10 else 4000), "a large change begins anew with the new times"
 
-    run(tmp_path, scenario, 2)
 
-
-def test_one_stream_shows_the_times_of_the_merged_log_and_is_found_by_them(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster, node: NodeLink) -> None:
+async def test_one_stream_has_the_times_of_the_merged_log(tmp_path: Path) -> None:
+    async with cluster_of(tmp_path) as (cluster, [node]):
         await node.written(0, lines(1000))
         cluster.offsets_ms = {"n1": 5000.0}
         merged = MergedFeed(cluster.source, ALL)
@@ -218,11 +88,9 @@ def test_one_stream_shows_the_times_of_the_merged_log_and_is_found_by_them(tmp_p
         assert rank.missing(190, 220) is None, "what is around it comes along"
         assert [await rank.seek(Jump(t_ns), 40) for t_ns in (1, 2 * meant.t_ns)] == [0, 999]
 
-    run(tmp_path, scenario)
 
-
-def test_from_the_begin_and_from_a_hit_every_line_follows(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster, node: NodeLink) -> None:
+async def test_from_the_begin_and_from_a_hit_every_line_follows(tmp_path: Path) -> None:
+    async with cluster_of(tmp_path) as (cluster, [node]):
         await node.written(0, lines(5000))
         feed = MergedFeed(cluster.source, ALL)
         await feed.show_begin(40)
@@ -243,11 +111,9 @@ def test_from_the_begin_and_from_a_hit_every_line_follows(tmp_path: Path) -> Non
         await load_all(feed)
         assert len(shown(feed)) == 5003
 
-    run(tmp_path, scenario)
 
-
-def test_pages_that_an_answer_does_not_hold(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster, node: NodeLink) -> None:
+async def test_pages_that_an_answer_does_not_hold(tmp_path: Path) -> None:
+    async with cluster_of(tmp_path) as (cluster, [node]):
         await node.written(0, b"".join(b"%03d " % number + b"x" * 65_000 + b"\n" for number in range(100)))
         merged = MergedFeed(cluster.source, ALL)
         await merged.refresh(10, yes)
@@ -262,29 +128,38 @@ def test_pages_that_an_answer_does_not_hold(tmp_path: Path) -> None:
             await rank.load(want)
         assert rank.missing(0, 99) is None
 
-    run(tmp_path, scenario)
 
-
-def test_a_file_that_was_written_anew_shows_no_old_line(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster, node: NodeLink) -> None:
+async def test_a_file_that_is_written_anew_changes_nothing_that_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So that nobody has to wait: the new lines come at once.
+    monkeypatch.setattr("supervisor.tui.logs.merged.ANEW_NS", 0)
+    async with cluster_of(tmp_path) as (cluster, [node]):
         path = await node.written(0, lines(300, "old"))
-        feed = RankFeed(cluster.source, "n1", 0, 0, "stdout")
-        await feed.refresh(10, no)
-        await feed.load(0)
-        await node.seen(0, path.write_bytes(lines(400, "new")))
-        await feed.refresh(10, no)
-        assert feed.missing(0, 9) == 0
-        await feed.load(0)
-        assert texts(feed)[10] == b"new 10"
+        stream = RankFeed(cluster.source, "n1", 0, 0, "stdout")
+        merged = MergedFeed(cluster.source, ALL)
+        await stream.refresh(10, no)
+        await stream.load(0)
+        await merged.refresh(10, yes)
+        read = texts(merged)
+        assert read[-1] == b"old 299"
+        await node.seen(0, path.write_bytes(lines(40, "new")))
+        await stream.refresh(10, no)
+        assert stream.missing(0, 9) == 0, "a number now means another line"
+        await stream.load(0)
+        assert texts(stream)[10] == b"new 10"
+        await merged.refresh(10, no)
+        assert (texts(merged), merged.detached) == (read, True)
+        # Who follows sees what there is, each line once and in order.
+        await merged.refresh(10, yes)
+        assert texts(merged)[-40:] == [b"new %d" % number for number in range(40)]
+        assert len(set(texts(merged))) == len(texts(merged)) == merged.count
 
-    run(tmp_path, scenario)
 
-
-def test_memory_is_bounded_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_is_bounded_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeds, "BYTES_KEPT", 200_000)
     monkeypatch.setattr("supervisor.tui.logs.merged.BYTES_KEPT", 200_000)
-
-    async def scenario(cluster: Cluster, node: NodeLink) -> None:
+    async with cluster_of(tmp_path) as (cluster, [node]):
         await node.written(0, b"".join(b"%04d " % number + b"x" * 500 + b"\n" for number in range(3000)))
         merged = MergedFeed(cluster.source, ALL)
         await merged.refresh(10, yes)
@@ -305,11 +180,9 @@ def test_memory_is_bounded_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             await rank.load(page)
         assert len(texts(rank)) == 2 * feeds.PAGE
 
-    run(tmp_path, scenario)
 
-
-def test_a_stuck_node_holds_nobody_up_and_its_rows_come_later(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster, first: NodeLink, second: NodeLink) -> None:
+async def test_a_stuck_node_holds_nobody_up_and_its_rows_come_later(tmp_path: Path) -> None:
+    async with cluster_of(tmp_path, 2) as (cluster, [first, second]):
         feed = MergedFeed(cluster.source, ALL)
         await first.written(0, lines(10))
         await second.written(1, lines(10))
@@ -335,11 +208,9 @@ def test_a_stuck_node_holds_nobody_up_and_its_rows_come_later(tmp_path: Path) ->
         times = [row.t_ns for index in range(feed.count) if (row := feed.row(index)) is not None]
         assert all(before <= after for before, after in itertools.pairwise(times))
 
-    run(tmp_path, scenario, 2)
 
-
-def test_lines_that_the_node_has_dropped_are_one_and_the_others_stay_where_they_are(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster, node: NodeLink) -> None:
+async def test_dropped_lines_are_one_and_the_others_stay(tmp_path: Path) -> None:
+    async with cluster_of(tmp_path, bound=2000000) as (cluster, [node]):
         feed = RankFeed(cluster.source, "n1", 0, 0, "stdout")
         await node.written(0, b"%060d\n" % 7 * 30_000)
         await feed.refresh(20, lambda: True)
@@ -359,26 +230,23 @@ def test_lines_that_the_node_has_dropped_are_one_and_the_others_stay_where_they_
         assert feed.row(1) is not None
         assert sum(b"dropped" in text for text in texts(feed)) == 1
 
-    run(tmp_path, scenario, bound=2_000_000)
 
-
-def test_a_view_without_nccls_lines_knows_that_it_is(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster, node: NodeLink) -> None:
-        await node.written(0, b"step 1\nn1:7:9 [0] NCCL INFO Using network IB\nstep 2\n")
+async def test_a_view_without_nccls_lines_knows_that_it_is(tmp_path: Path) -> None:
+    nccl = b"n1:7:9 [0] NCCL INFO Using network IB"
+    async with cluster_of(tmp_path) as (cluster, [node]):
+        await node.written(0, b"step 1\n" + nccl + b"\nstep 2\n")
         for streams, wanted, apart in (
             (("stdout", "stderr"), [b"step 1", b"step 2"], True),
-            (("nccl",), [b"n1:7:9 [0] NCCL INFO Using network IB"], False),
-            (("stdout", "nccl"), [b"step 1", b"n1:7:9 [0] NCCL INFO Using network IB", b"step 2"], False),
+            (("nccl",), [nccl], False),
+            (("stdout", "nccl"), [b"step 1", nccl, b"step 2"], False),
         ):
             feed = MergedFeed(cluster.source, Selection(generation="all", streams=streams))
-            await feed.refresh(20, lambda: True)
+            await feed.refresh(20, yes)
             assert (texts(feed), feed.hides_nccl) == (wanted, apart)
 
-    run(tmp_path, scenario)
 
-
-def test_an_agent_of_another_version_that_leaves_out_a_field_is_named(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster, node: NodeLink) -> None:
+async def test_an_agent_of_another_version_is_named(tmp_path: Path) -> None:
+    async with cluster_of(tmp_path) as (cluster, [node]):
         whole = node.store.merged
 
         async def merged(*args: Any, **more: Any) -> Answer:
@@ -390,4 +258,276 @@ def test_an_agent_of_another_version_that_leaves_out_a_field_is_named(tmp_path: 
         with pytest.raises(RequestFailed, match="n1: .* another supervisor: its agent does not send 'since_ns'"):
             await cluster.merged(ALL, 10)
 
-    run(tmp_path, scenario)
+
+MS = 1_000_000
+
+
+AHEAD_S = {"n1": 5, "n2": -5}
+
+
+TEXTS = (
+    b"step 1 loss 2\n", b"  one of many\n", b"  10%|#\n" * 3, b"Traceback (most recent call last):\n  File x\n",
+    b"KeyError: 1\n", b"half ", b"a line\n", b"\n", b"n1:7:9 [0] NCCL INFO Using network IB\n", b"noise\n" * 70,
+)  # fmt: skip
+
+
+def goes_back(feed: MergedFeed) -> list[str]:
+    """The lines before which the time goes back."""
+    rows = [row for row in map(feed.row, range(feed.count)) if row is not None]
+    back = [(one, two) for one, two in itertools.pairwise(rows) if two.shown_ns < one.shown_ns]
+    return [f"{values.clock_ns(one.shown_ns)} {one} > {values.clock_ns(two.shown_ns)} {two}" for one, two in back]
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("kind", [MergedFeed, FoldedFeed], ids=["merged", "folded"])
+async def test_times_of_nodes_ten_seconds_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[MergedFeed], seed: int
+) -> None:
+    """What was written is read 0 to 400 ms apart, by clocks that are compared anew all the time."""
+    chance = random.Random(seed)
+    now_ns = BEGIN
+    absorb = LogFile.absorb
+
+    def at_its_time(file: LogFile, _now_ns: int) -> bool:
+        node = next(name for name in AHEAD_S if name in file.path.parts)
+        return absorb(file, now_ns + AHEAD_S[node] * SECOND)
+
+    monkeypatch.setattr(LogFile, "absorb", at_its_time)
+    monkeypatch.setattr(merged, "MERGED_KEPT", 600)
+    monkeypatch.setattr(folded, "MERGED_KEPT", 600)
+    async with cluster_of(tmp_path, 2) as (cluster, nodes):
+        feed = kind(cluster.source, ALL)
+        following = True
+        for _ in range(80):
+            error_ms = chance.choice((0.1, 3.0, 60.0))
+            cluster.offsets_ms = {name: s * 1e3 + chance.uniform(-error_ms, error_ms) for name, s in AHEAD_S.items()}
+            for _ in range(chance.randrange(4)):
+                rank = chance.randrange(4)
+                await nodes[rank % 2].written(rank, chance.choice(TEXTS))
+                now_ns += chance.choice((0, 2, 40, 400)) * MS
+            following = chance.random() < 0.6
+            await feed.refresh(20, yes if following else no)
+            assert not goes_back(feed)
+            for place in (0, feed.count - 1):
+                want = feed.missing(place, place)
+                if want is not None and not following:
+                    await feed.load(want)
+                    assert not goes_back(feed)
+            row = feed.row(chance.randrange(max(1, feed.count)))
+            if row is not None and not following and chance.random() < 0.2:
+                await feed.show_around(row.t_ns, 20)
+                assert not goes_back(feed)
+
+
+@pytest.mark.parametrize("t_ns", [BEGIN - 1, BEGIN - 100, BEGIN - 999 * MS])
+def test_the_last_moment_of_a_second_is_of_that_second(t_ns: int) -> None:
+    before = values.clock_ns(BEGIN - SECOND)[:8]
+    assert values.clock_ns(t_ns)[:8] == values.date_ns(t_ns, millis=True)[11:19] == before
+
+
+@pytest.mark.parametrize("text", ["", "loss"])
+async def test_how_many_lines_lie_beyond_those_that_are_here(tmp_path: Path, text: str) -> None:
+    async with cluster_of(tmp_path, 2) as (cluster, nodes):
+        for rank, node in enumerate(nodes):
+            await node.written(rank, b"noise\nloss 1\n" * 1000)
+        selection = dataclasses.replace(ALL, filter=RecordFilter(include=(text,))) if text else ALL
+        every, feed = MergedFeed(cluster.source, selection), MergedFeed(cluster.source, selection)
+        await every.show_begin(10)
+        await load_all(every)
+        row = every.row(every.count // 3)
+        assert row is not None
+        await feed.show_around(row.t_ns, 60)
+        for _ in range(2):
+            await feed.refresh(10, no)
+        first = next(each for at in range(feed.count) if (each := feed.row(at)) is not None)
+        before = every.index_of(first.key)
+        assert before is not None
+        behind = every.count - before - feed.count + 1
+        assert feed.beyond == (pytest.approx((before, behind), rel=0.1) if text else (before, behind))
+
+
+@pytest.mark.parametrize("look_s", [0.002, 1.0])
+async def test_following_with_a_filter_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look_s: float
+) -> None:
+    """Lines that are finished late, tracebacks that grow, two nodes of different clocks."""
+    monkeypatch.setattr(node_merged, "_LOOK_S", look_s)
+    async with cluster_of(tmp_path, nodes=2) as (cluster, [one, two]):
+        cluster.offsets_ms = {"n1": 0.0, "n2": 300.0}
+        await one.written(0, b"noise\n" * 300 + b"needle first\n" + b"noise\n" * 300)
+        await two.written(1, b"noise\n")
+        feed = narrowed(cluster, include=("needle",), exclude=("secret",))
+        await feed.refresh(10, yes)
+        for number in range(12):
+            await one.written(0, b"noise\nstep %d " % number)
+            await two.written(1, b"Traceback (most recent call last):\n  File x\n")
+            await feed.refresh(10, yes)
+            await two.written(1, b"ValueError: needle %d\nneedle secret\nsecret\n" % number)
+            await feed.refresh(10, yes)
+            await one.written(0, b"needle\n" + b"noise\n" * number)
+            await feed.refresh(10, yes)
+
+        async def is_here() -> bool:
+            # Each answer is a step further, however short its time.
+            await feed.refresh(10, yes)
+            return len(texts(feed)) >= 1 + 12 + 12 * 3
+
+        await log_files.until(is_here)
+        found = await load_all(feed)
+        steps = [text for text in found if text.startswith(b"step")]
+        assert steps == [b"step %d needle" % number for number in range(12)]
+        errors = [text for text in found if text.startswith(b"ValueError")]
+        assert errors == [b"ValueError: needle %d" % number for number in range(12)]
+        assert len(found) == 1 + 12 + 12 * 3
+        assert b"needle first" in found
+
+
+@pytest.mark.parametrize("kind", [MergedFeed, FoldedFeed])
+async def test_rare_lines_come_in_bounded_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[MergedFeed]
+) -> None:
+    """An answer that had no time to find anything says how far it has looked; the next one goes on there."""
+    monkeypatch.setattr(node_merged, "_LOOK_S", 0.0)
+    async with cluster_of(tmp_path) as (cluster, [node]):
+        await node.written(0, b"needle\n" + b"noise 7\n" * 5000)
+        feed = kind(cluster.source, dataclasses.replace(ALL, filter=RecordFilter(include=("ne+dle",))))
+        await feed.refresh(10, yes)
+        steps = 0
+        while (want := feed.missing(0, 9)) is not None:
+            assert feed.count >= 1, "its place is shown while it is looked for"
+            await feed.load(want)
+            steps += 1
+        assert steps > 1
+        assert texts(feed) == [b"needle"]
+
+
+async def test_a_flood_is_asked_for_once_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While more comes than one page holds, the newest page; after that, what is new."""
+    monkeypatch.setattr(folded, "FOLD_PAGE", 512)
+    session = stepping(64, 8)
+    asked: list[int | None] = []
+    merged = session.merged
+
+    async def note(selection: Selection, count: int, **bounds: Any) -> Page:
+        asked.append(bounds.get("after_ns"))
+        return await merged(selection, count, **bounds)
+
+    monkeypatch.setattr(session, "merged", note)
+    feed = FoldedFeed(session, Selection())
+    await feed.refresh(20, lambda: True)
+    calls = []
+    for steps in (range(8, 40), range(40, 80), range(80, 120), range(120, 122), range(122, 123)):
+        step(session, 64, steps)
+        asked.clear()
+        await feed.refresh(20, lambda: True)
+        calls.append([after_ns is not None for after_ns in asked])
+        last = feed.row(feed.count - 1)
+        assert last is not None
+        assert last.raw.startswith(b"step %d " % steps[-1])
+    assert calls == [[True, False], [False], [False], [False], [True]]
+    rows = [feed.row(at) for at in range(1, feed.count)]
+    assert [row.raw.split()[1] for row in rows if row and row.who][-6:] == [b"%d" % at for at in range(117, 123)]
+
+
+Made = Callable[[Source, Selection], MergedFeed]
+
+
+def filtered(source: Source, selection: Selection) -> MergedFeed:
+    return MergedFeed(source, dataclasses.replace(selection, filter=RecordFilter(include=("line|later",))))
+
+
+MERGED: list[Made] = [MergedFeed, FoldedFeed, filtered]
+
+
+NAMES = ["merged", "folded", "filtered"]
+
+
+def read_to_end(feed: MergedFeed) -> None:
+    """Let the last rows be in view."""
+    rows = [feed.row(at) for at in range(max(0, feed.count - 40), feed.count)]
+    feed.note_read([row for row in rows if row is not None])
+
+
+async def is_new(feed: MergedFeed) -> bool:
+    """Whether there are new lines, after enough looks to read all that came."""
+    for _ in range(3):
+        await feed.refresh(20, no)
+    return bool(feed.new_lines_text)
+
+
+@pytest.mark.parametrize("make", MERGED, ids=NAMES)
+async def test_no_jump_makes_new_lines(tmp_path: Path, make: Made) -> None:
+    async with cluster_of(tmp_path, 2) as (cluster, [one, two]):
+        cluster.offsets_ms = {"n1": 0.5, "n2": -0.5}
+        await one.written(0, lines(2000) + b"half a line")
+        await two.written(1, lines(2000))
+        for is_followed in (True, False):
+            feed = make(cluster.source, ALL)
+            times = MergedFeed(cluster.source, ALL)
+            await times.show_begin(1500)
+            row = times.row(1000)
+            assert row is not None
+            if is_followed:
+                await feed.refresh(20, yes)
+            for lead in (feed.show_begin(20), feed.show_around(row.t_ns, 20), feed.show_around(1, 20)):
+                await lead
+                # The clocks are compared anew.
+                cluster.offsets_ms["n1"] += 1.5
+                for _ in range(2):
+                    await feed.refresh(20, no)
+                    assert not feed.new_lines_text
+            await load_all(feed)
+            assert not await is_new(feed)
+            await two.written(1, b"later\n" * 3)
+            assert await is_new(feed)
+            feed.forget_new_lines()
+            await feed.refresh(20, no)
+            assert not feed.new_lines_text, "who goes to the end and leaves it before it is loaded has left it now"
+
+
+@pytest.mark.parametrize("make", MERGED, ids=NAMES)
+async def test_lines_are_new_until_the_last_one_has_been_in_view(tmp_path: Path, make: Made) -> None:
+    async with cluster_of(tmp_path, 2) as (cluster, [one, two]):
+        await one.written(0, lines(300))
+        await two.written(1, lines(300))
+        feed = make(cluster.source, ALL)
+        for _ in range(2):
+            await feed.refresh(20, yes)
+        for _ in range(5):
+            await one.written(0, b"later\n" * 100)
+            await two.written(2, b"later\n" * 60)
+            assert await is_new(feed)
+        read_to_end(feed)
+        assert await is_new(feed), "the last line that is loaded is not the last one"
+        while feed.detached:
+            await feed.load(1)
+        assert await is_new(feed)
+        read_to_end(feed)
+        assert not await is_new(feed)
+        await one.written(0, b"later\n")
+        assert await is_new(feed)
+
+
+async def test_a_file_that_has_yet_to_be_indexed_has_no_new_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logfile, "SLICE", 1000)
+    monkeypatch.setattr("remote_agent.logs.window.TAIL_WAIT_S", 0.0)
+    monkeypatch.setattr("remote_agent.logs.merge._INDEX_WAIT_S", 0.0)
+    async with cluster_of(tmp_path) as (cluster, [node]):
+        await node.written(0, lines(5000))
+        for path in node.root.rglob("*.idx"):
+            path.unlink()
+        node.store = LogStore(node.root, live=False)
+        await node.store.start()
+        for feed in (RankFeed(cluster.source, "n1", 0, 0, "stdout"), MergedFeed(cluster.source, ALL)):
+            for _ in range(30):
+                await feed.refresh(20, no)
+                assert not feed.new_lines_text
+        rank = RankFeed(cluster.source, "n1", 0, 0, "stdout")
+        while rank.count < 5000:
+            await rank.refresh(20, no)
+            assert not rank.new_lines_text
+        node.write(0, lines(7))
+        await rank.refresh(20, no)
+        assert rank.new_lines_text == "+7 lines"

@@ -4,54 +4,52 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import re
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.cells import cell_len
-from textual.pilot import Pilot
 from textual.widgets import Input
 
+from remote_agent.wire import Answer
+from supervisor.errors import Unreachable
+from supervisor.logs.merge import Page
+from supervisor.logs.rows import LogLine
+from supervisor.logs.selection import Selection
+from supervisor.recording.player import Player
+from supervisor.recording.reading import load
+from supervisor.tui import terminal
 from supervisor.tui.app import SupervisorApp
-from supervisor.tui.logs.feeds import RankFeed
-from supervisor.tui.logs.folded import FoldedFeed
-from supervisor.tui.logs.merged import MergedFeed
+from supervisor.tui.dialogs import record
+from supervisor.tui.logs import ansi
+from supervisor.tui.logs.feeds import Jump, RankFeed
+from supervisor.tui.replay import ReplayApp
 from supervisor.tui.rows.spans import fold_row
 from supervisor.tui.rows.spans import text_of as plain_text
+from supervisor.tui.screens.logs import export
+from supervisor.tui.screens.logs.export import Export, LineFormat
 from supervisor.tui.screens.logs.search import read_time
 from supervisor.tui.shell import Target
-from tests.screens import recorded
-from tests.screens.screens import press, running, settle, text_of, type_key, until
-from tests.screens.test_feeds import ALL, Cluster, NodeLink, lines, no, run, yes
-from tests.screens.test_follow import FILE, log_of, open_stdout
-
-SECOND = 1_000_000_000
-BEGIN = 1_795_169_000 * SECOND
-
-
-def body(app: SupervisorApp) -> list[str]:
-    """The rows of the log, without title, bars and scroll bar."""
-    return [line.rstrip("│┃ ") for line in text_of(app).splitlines()[3:-2]]
-
-
-async def answer(app: SupervisorApp, pilot: Pilot[int], key: str, text: str) -> str:
-    """Type what a key asks for, as fast as a paste."""
-    await press(app, pilot, key, turns=2)
-    # Where the machine stands still for seconds, keys that are typed ahead are handed on to what is there.
-    await until(app, pilot, lambda: isinstance(app.focused, Input))
-    for char in text:
-        type_key(app, char)
-    return await press(app, pilot, "enter")
-
-
-def numbered(lines: int, *, wide: bool = False) -> recorded.RecordedSession:
-    """One rank that writes a line a second, each longer than the screen is wide."""
-    session = recorded.load("running_2x2")
-    session.files = {}
-    for number in range(lines):
-        text = f"line {number:06d} " + ("漢字" * 40 if wide else "x" * 150) + f" end {number:06d}"
-        session.write(FILE, text.encode(), t_ns=BEGIN + number * SECOND)
-    return session
+from supervisor.wording import values
+from tests.hostile import HOSTILE, check_harmless
+from tests.screens import recordings
+from tests.screens.logs import (
+    ALL,
+    BEGIN,
+    FILE,
+    SECOND,
+    answer,
+    body,
+    cluster_of,
+    led_to,
+    log_of,
+    numbered,
+    open_stdout,
+    see,
+)
+from tests.screens.screens import press, running, running_app, settle, text_of, type_key, until
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 7, 80])
@@ -63,71 +61,33 @@ def test_a_row_that_is_folded_loses_nothing_and_fits(width: int) -> None:
     assert fold_row((), width) == [()]
 
 
-@pytest.mark.parametrize("wide", [False, True])
-def test_wrapped_lines_are_read_whole_and_the_reader_stays(wide: bool) -> None:
-    async def scenario() -> None:
-        session = numbered(300, wide=wide)
-        async with running(session) as (app, pilot):
-            log = await open_stdout(app, pilot)
-            assert isinstance(log.feed, RankFeed)
-            await press(app, pilot, "w")
-            assert body(app)[-1].endswith("end 000299"), "it still follows the end"
-            await press(app, pilot, "pageup", "pageup")
-            top = body(app)[0]
-            await press(app, pilot, "k")
-            assert body(app)[1] == top, "a step is a row of the screen, not a line"
-            before = body(app)
-            session.write(FILE, *(b"new " + b"y" * 300 for _ in range(20)))
-            await until(app, pilot, lambda: log.new_lines_text == "+20 lines")
-            assert body(app) == before
-            number = log.top
-            await press(app, pilot, "w")
-            assert f"line {number:06d}" in body(app)[0]
-            await press(app, pilot, "w", "g")
-            assert sum("line " in line for line in body(app)) < len(body(app)) / 2
-            seen = [line[15:].strip() for line in body(app)]
-            while log.top < 6:
-                rows = body(app)
-                await press(app, pilot, "pagedown", turns=2)
-                assert body(app)[0] == rows[-1]
-                seen += [line[15:].strip() for line in body(app)[1:]]
-            whole = "".join(seen)
-            assert all(f"line {number:06d}" in whole and f"end {number:06d}" in whole for number in range(6))
-
-    asyncio.run(scenario())
-
-
-def test_a_jump_among_wrapped_lines_and_a_resize_keep_the_line_in_view() -> None:
-    async def scenario() -> None:
-        async with running(numbered(300)) as (app, pilot):
-            log = await open_stdout(app, pilot)
-            await press(app, pilot, "w", "g")
-            log.jump(200, (0, 0, "stdout", 200))
-            await settle(app, pilot)
-            assert any("line 000200" in line for line in body(app))
-            await pilot.resize_terminal(60, 16)
-            await settle(app, pilot)
-            await pilot.resize_terminal(120, 30)
-            assert "line 000200" in await settle(app, pilot)
-
-    asyncio.run(scenario())
-
-
-def test_wrapping_is_kept_per_job_and_works_in_every_view() -> None:
-    async def scenario() -> None:
-        session = numbered(50)
-        session.write(("n2", 0, 2, "stdout"), b"z" * 300)
-        async with running(session) as (app, pilot):
-            await press(app, pilot, "4", "w")
-            for more in ("z", "M", "s"):
-                await press(app, pilot, more)
-                assert log_of(app).wrap
-                assert any("x" * 20 in line and "line" not in line for line in body(app)), text_of(app)
-        async with running(session) as (app, pilot):
-            await press(app, pilot, "4")
-            assert log_of(app).wrap
-
-    asyncio.run(scenario())
+async def test_wrapped_lines_are_read_whole_and_the_reader_stays() -> None:
+    session = numbered(300, wide=True)
+    async with running(session) as (app, pilot):
+        log = await open_stdout(app, pilot)
+        await press(app, pilot, "w")
+        assert body(app)[-1].endswith("end 000299"), "it still follows the end"
+        await press(app, pilot, "pageup", "pageup")
+        top = body(app)[0]
+        await press(app, pilot, "k")
+        assert body(app)[1] == top, "a step is a row of the screen, not a line"
+        before = body(app)
+        session.write(FILE, *(b"new " + b"y" * 300 for _ in range(20)))
+        await until(app, pilot, lambda: log.new_lines_text == "+20 lines")
+        assert body(app) == before
+        number = log.top
+        await press(app, pilot, "w")
+        assert f"line {number:06d}" in body(app)[0]
+        await press(app, pilot, "w", "g")
+        assert sum("line " in line for line in body(app)) < len(body(app)) / 2
+        seen = [line[15:].strip() for line in body(app)]
+        while log.top < 6:
+            rows = body(app)
+            await press(app, pilot, "pagedown")
+            assert body(app)[0] == rows[-1]
+            seen += [line[15:].strip() for line in body(app)[1:]]
+        whole = "".join(seen)
+        assert all(f"line {number:06d}" in whole and f"end {number:06d}" in whole for number in range(6))
 
 
 READ = int(datetime.datetime(2026, 11, 20, 10, 3, 20, tzinfo=datetime.timezone.utc).timestamp())
@@ -171,163 +131,281 @@ def test_times_across_a_change_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> 
     assert read_time("2026-10-24T12:00", noon * SECOND, noon) == (noon - 49 * 3600) * SECOND
 
 
-@pytest.mark.parametrize("keys", [("4",), ("4", "z"), ("3", "enter", "s")], ids=["merged", "folded", "one stream"])
-def test_a_jump_to_a_time_and_what_is_wrong_with_one(keys: tuple[str, ...]) -> None:
-    async def scenario() -> None:
-        # The first line came at 10:03:20 by the screen's clock.
-        session = numbered(3000)
-        async with running(session) as (app, pilot):
-            await press(app, pilot, *keys)
-            log = log_of(app)
-            for typed, line in (("10:33", 1780), ("-5m", 1480), ("+10s", 1490), ("2026-11-20T10:03:21Z", 1)):
-                await answer(app, pilot, "@", typed)
-                await until(app, pilot, lambda line=line: log.pointer == (0, 0, "stdout", line))  # type: ignore[misc]
-                await settle(app, pilot)
-                assert any(f"line {line:06d}" in row for row in body(app)), text_of(app)
-                assert not log.follow
-            before = body(app)
-            text = await answer(app, pilot, "@", "teatime")
-            assert "not a time; try 14:03, 14:03:20, -5m" in text
-            assert body(app)[:-1] == before[:-1]
-            await press(app, pilot, "escape")
-            assert body(app) == before
-            await answer(app, pilot, "@", "+9h")
-            await until(app, pilot, lambda: any("line 002999" in row for row in body(app)))
-
-    asyncio.run(scenario())
+@pytest.mark.parametrize("keys", [("4", "z"), ("3", "enter", "s")], ids=["folded", "one stream"])
+async def test_a_jump_to_a_time_and_what_is_wrong_with_one(keys: tuple[str, ...]) -> None:
+    # The first line came at 10:03:20 by the screen's clock.
+    async with running(numbered(3000)) as (app, pilot):
+        await press(app, pilot, *keys)
+        log = log_of(app)
+        for typed, line in (("10:33", 1780), ("-5m", 1480), ("+10s", 1490), ("2026-11-20T10:03:21Z", 1)):
+            await answer(app, pilot, "@", typed)
+            await led_to(app, pilot, line)
+            await see(app, pilot, f"line {line:06d}")
+            assert not log.follow
+        before = body(app)
+        text = await answer(app, pilot, "@", "teatime")
+        assert "not a time; try 14:03, 14:03:20, -5m" in text
+        assert body(app)[:-1] == before[:-1]
+        await press(app, pilot, "escape")
+        assert body(app) == before
+        await answer(app, pilot, "@", "+9h")
+        await see(app, pilot, "line 002999")
 
 
-def test_a_jump_to_a_line() -> None:
-    async def scenario() -> None:
-        async with running(numbered(3000)) as (app, pilot):
-            assert "only one stream of one rank has line numbers" in await press(app, pilot, "4", "ctrl+g")
-            log = await open_stdout(app, pilot)
-            await answer(app, pilot, "ctrl+g", "1,500")
-            assert any("line 001499" in row for row in body(app))
-            assert log.pointer == (0, 0, "stdout", 1499)
-            assert "line 1,500 of 3,000" in text_of(app)
-            for typed, said in (
-                ("3001", "the last line is 3,000"),
-                ("0", "not a line number"),
-                ("x", "not a line number"),
-            ):
-                assert said in await answer(app, pilot, "ctrl+g", typed)
-                assert "line 001499" in await press(app, pilot, "escape")
-
-    asyncio.run(scenario())
+async def test_a_jump_to_a_line() -> None:
+    async with running(numbered(3000)) as (app, pilot):
+        assert "only one stream of one rank has line numbers" in await press(app, pilot, "4", "ctrl+g")
+        log = await open_stdout(app, pilot)
+        text = await answer(app, pilot, "ctrl+g", "1,500")
+        assert "line 001499" in text
+        assert "line 1,500 of 3,000" in text
+        assert log.pointer == (0, 0, "stdout", 1499)
+        refusals = (("3001", "the last line is 3,000"), ("0", "not a line number"), ("x", "not a line number"))
+        for typed, said in refusals:
+            assert said in await answer(app, pilot, "ctrl+g", typed)
+            assert "line 001499" in await press(app, pilot, "escape")
 
 
-@pytest.mark.parametrize("keys", [(), ("z",), ("&", *"[05] x", "enter")], ids=["merged", "folded", "filtered"])
-def test_the_scroll_bar_shows_the_position_in_the_whole_log(keys: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("keys", [("z",), ("&", *"[05] x", "enter")], ids=["folded", "filtered"])
+async def test_the_scroll_bar_shows_the_position_in_the_whole_log(keys: tuple[str, ...]) -> None:
     def thumb(app: SupervisorApp) -> float:
         bar = [line[-1] for line in text_of(app).splitlines() if line[-1:] in ("│", "┃")]
         places = [at for at, glyph in enumerate(bar) if glyph == "┃"]
         return sum(places) / len(places) / (len(bar) - 1)
 
-    async def scenario() -> None:
-        async with running(numbered(3000)) as (app, pilot):
-            await press(app, pilot, "4", *keys)
-            log = log_of(app)
-            for share in (0.1, 0.5, 0.9, 0.3):
-                log.jump_to_time(BEGIN + int(share * 3000) * SECOND)
-                await until(app, pilot, lambda share=share: abs(thumb(app) - share) < 0.08)  # type: ignore[misc]
-            for key, share in (("g", 0.0), ("G", 1.0)):
-                await press(app, pilot, key)
-                await until(app, pilot, lambda share=share: thumb(app) == share)  # type: ignore[misc]
-
-    asyncio.run(scenario())
+    async with running(numbered(3000)) as (app, pilot):
+        await press(app, pilot, "4", *keys)
+        log = log_of(app)
+        for share in (0.1, 0.5, 0.9, 0.3):
+            log.jump_to_time(BEGIN + int(share * 3000) * SECOND)
+            await until(app, pilot, lambda share=share: abs(thumb(app) - share) < 0.08)  # type: ignore[misc]
+        for key, share in (("g", 0.0), ("G", 1.0)):
+            await press(app, pilot, key)
+            await until(app, pilot, lambda share=share: thumb(app) == share)  # type: ignore[misc]
 
 
-def test_bookmarks_are_gone_to_in_order_and_are_there_at_the_next_look() -> None:
-    async def scenario() -> None:
-        session = numbered(3000)
-        session.write(("n2", 0, 2, "stdout"), *(b"other %d" % number for number in range(3)), t_ns=BEGIN + 500 * SECOND)
-        async with running(session) as (app, pilot):
-            log = await open_stdout(app, pilot)
-            assert "no bookmark" in await press(app, pilot, "'")
-            for line in (2000, 1000):
-                await answer(app, pilot, "ctrl+g", str(line))
-                before = body(app)
-                await press(app, pilot, "m")
-                assert [row.replace("◆", " ") for row in body(app)] == before, "nothing has moved"
-            assert any("◆line 000999" in row for row in body(app))
-            assert log.pointer is not None
-            for key, line in (("'", 1999), ("'", 999), ('"', 1999), ('"', 999)):
-                await press(app, pilot, key)
-                assert log.pointer == (0, 0, "stdout", line)
-                assert [row for row in body(app) if row.startswith("▸") and f"◆line {line:06d}" in row]
-        async with running(session) as (app, pilot):
-            await press(app, pilot, "4", "'")
-            log = log_of(app)
-            for line in (999, 1999):
-                await until(app, pilot, lambda line=line: log.pointer == (0, 0, "stdout", line))  # type: ignore[misc]
-                assert f"line {line:06d}" in await settle(app, pilot)
-                await press(app, pilot, "'")
-            await settle(app, pilot)
+async def test_bookmarks_are_there_at_the_next_look() -> None:
+    session = numbered(3000)
+    session.write(("n2", 0, 2, "stdout"), *(b"other %d" % number for number in range(3)), t_ns=BEGIN + 500 * SECOND)
+    async with running(session) as (app, pilot):
+        log = await open_stdout(app, pilot)
+        assert "no bookmark" in await press(app, pilot, "'")
+        for line in (2000, 1000):
+            await answer(app, pilot, "ctrl+g", str(line))
+            before = body(app)
             await press(app, pilot, "m")
-            assert [mark.line for mark in app.preferences.bookmarks] == [1999]
-            app.open_log(Target("n2", 2))
-            assert "no bookmark" in await press(app, pilot, "'")
-
-    asyncio.run(scenario())
-
-
-def test_tracebacks_and_errors_one_after_the_other_also_those_that_came_later() -> None:
-    async def scenario() -> None:
-        session = numbered(2000)
-        for at in (300, 900):
-            session.files[FILE][at].text = b"[rank0]: Traceback (most recent call last):"
-            session.files[FILE][at].level = "error"
-        session.files[FILE][600].text, session.files[FILE][600].level = b"an ERROR without one", "error"
-        async with running(session) as (app, pilot):
-            log = await open_stdout(app, pilot)
-
-            async def leads(key: str, line: int) -> None:
-                def is_there() -> bool:
-                    return log.pointer == (0, 0, "stdout", line) and any(row.startswith("▸") for row in body(app))
-
-                await press(app, pilot, key)
-                await until(app, pilot, is_there)
-
-            await leads("{", 900)
-            assert "traceback: hit 2 of 2" in text_of(app)
-            await leads("{", 300)
-            await leads("}", 900)
-            await leads("e", 600 if log.follow else 900)
-            await leads("E", 600)
-            await leads("E", 300)
-            await leads("e", 600)
-            await press(app, pilot, "f")
-            session.write(FILE, b"Traceback (most recent call last):", level="error")
-            await until(app, pilot, lambda: "Traceback" in body(app)[-1])
-            await leads("{", 2000)
-
-    asyncio.run(scenario())
+            assert [row.replace("◆", " ") for row in body(app)] == before, "nothing has moved"
+        assert any("◆line 000999" in row for row in body(app))
+        assert log.pointer is not None
+        for key, line in (("'", 1999), ("'", 999), ('"', 1999), ('"', 999)):
+            await press(app, pilot, key)
+            await led_to(app, pilot, line)
+            assert [row for row in body(app) if row.startswith("▸") and f"◆line {line:06d}" in row]
+    async with running(session) as (app, pilot):
+        await press(app, pilot, "4", "'")
+        log = log_of(app)
+        for line in (999, 1999):
+            await led_to(app, pilot, line)
+            assert f"line {line:06d}" in text_of(app)
+            await press(app, pilot, "'")
+        await settle(app, pilot)
+        await press(app, pilot, "m")
+        assert [mark.line for mark in app.preferences.bookmarks] == [1999]
+        app.open_log(Target("n2", 2))
+        assert "no bookmark" in await press(app, pilot, "'")
 
 
-def test_new_lines_are_noticed_wherever_one_reads(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster, first: NodeLink, second: NodeLink) -> None:
-        for feed in (MergedFeed(cluster.source, ALL), FoldedFeed(cluster.source, ALL)):
-            trace = b"Traceback (most recent call last):\n  File\nKeyError: 1\nhalf a"
-            await first.written(0, lines(500) + trace)
-            for _ in range(2):
-                await feed.refresh(10, yes)
-            await feed.refresh(10, no)
-            assert feed.new_lines_text == ""
-            await first.written(0, b" line\n" + lines(70))
-            await second.written(1, lines(1000))
-            await feed.refresh(10, no)
-            assert (feed.new_lines_text, feed.detached) == ("new lines below", True)
-            await second.written(2, lines(200))
-            await feed.refresh(10, no)
-            await feed.show_begin(10)
-            await feed.refresh(10, no)
-            assert feed.new_lines_text
-            second.stuck = True
-            await feed.refresh(10, no)
-            assert feed.new_lines_text, "also while a node does not answer"
-            second.stuck = False
-            await feed.refresh(10, yes)
-            assert (feed.new_lines_text, feed.detached) == ("", False)
+async def test_keys_lead_from_error_to_error() -> None:
+    session = numbered(2000)
+    for at in (300, 900):
+        session.files[FILE][at].text = b"[rank0]: Traceback (most recent call last):"
+        session.files[FILE][at].level = "error"
+    session.files[FILE][600].text, session.files[FILE][600].level = b"an ERROR without one", "error"
+    async with running(session) as (app, pilot):
+        await open_stdout(app, pilot)
+        await press(app, pilot, "{")
+        await led_to(app, pilot, 900)
+        assert "traceback: hit 2 of 2" in text_of(app)
+        for key, line in (("{", 300), ("}", 900), ("E", 600), ("E", 300), ("e", 600)):
+            await press(app, pilot, key)
+            await led_to(app, pilot, line)
+        await press(app, pilot, "f")
+        session.write(FILE, b"Traceback (most recent call last):", level="error")
+        await until(app, pilot, lambda: "Traceback" in body(app)[-1])
+        await press(app, pilot, "{")
+        await led_to(app, pilot, 2000)
 
-    run(tmp_path, scenario, 2)
+
+TRACE = (
+    b"step 7", b"[rank0]: Traceback (most recent call last):", b'[rank0]:   File "train.py", line 88, in <module>',
+    b"[rank0]:     main()", b"[rank0]: ValueError: \x1b[31mnot this time", b"step 8",
+)  # fmt: skip
+
+
+async def test_enter_shows_all_of_a_traceback_and_y_copies_it(tmp_path: Path) -> None:
+    session = numbered(400)
+    session.write(FILE, *TRACE)
+    async with running(session, (100, 30)) as (app, pilot):
+        await press(app, pilot, "4")
+        # One of its inner lines is read.
+        log_of(app).jump_to_key(session.files[FILE][403].t_ns, (0, 0, "stdout", 403))
+        await settle(app, pilot)
+        before = body(app)
+        text = await press(app, pilot, "enter")
+        assert "lines 402 to 405 of generation_0/rank_0/stdout.log on n1, from" in text
+        assert "32,080" in text
+        assert "arrived 2026-11-20 10:09:59.002 to 10:09:59.005" in text
+        assert "ValueError: not this time" in text
+        await press(app, pilot, "y", "escape")
+        copied = (tmp_path / "state" / "supervisor" / "copied.txt").read_text()
+        assert copied == b"\n".join(TRACE[1:5]).decode().replace("\x1b[31m", "") + "\n"
+        assert body(app)[:10] == before[:10]
+
+
+async def test_a_record_longer_than_a_page_is_shown_whole() -> None:
+    session = numbered(10)
+    session.write(FILE, b"Traceback (most recent call last):", *(b"  File %d" % number for number in range(200)))
+    session.write(FILE, b"KeyError: 1")
+    row = RankFeed(session, "n1", 0, 0, "stdout")
+    await row.seek(Jump(session.files[FILE][150].t_ns), 3)
+    inner = row.row(150)
+    assert inner is not None
+    found = await record.fetch(session, inner)
+    assert found.text.splitlines()[::201] == ["Traceback (most recent call last):", "KeyError: 1"]
+    assert found.facts[0].startswith("lines 11 to 212 of generation_0/rank_0/stdout.log")
+    async with running(session) as (app, pilot):
+        await press(app, pilot, "4", "g")
+        session.hosts["n1"].state = "lost"
+        text = await press(app, pilot, "enter")
+        assert "cannot load the lines around it: n1: no link" in text
+        assert "line 000000" in text
+
+
+@pytest.mark.parametrize("keys", [("4", "z"), ("3", "enter", "s")], ids=["folded", "one stream"])
+async def test_all_lines_are_saved_and_no_file_is_written_over(
+    keys: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(export, "ROWS", 64)
+    session = numbered(300)
+    session.files[FILE][7].text = b"\x1b[31mred\x1b[0m and \x1b]0;title\x07 1%\r2%"
+    session.write(("n1", 0, 0, "stderr"), *(b"warning %d" % number for number in range(30)), t_ns=BEGIN)
+    async with running(session) as (app, pilot):
+        await press(app, pilot, *keys, "pageup", "#", "t")
+        before = body(app)
+        await press(app, pilot, "S", "enter")
+        await until(app, pilot, lambda: "saved" in text_of(app))
+        (path,) = tmp_path.glob("*.log")
+        lines = path.read_text().splitlines()
+        wanted = [line.text.decode() for line in session.files[FILE]]
+        wanted[7] = "2%"
+        own = [line.rpartition("| ")[2] for line in lines if "warning" not in line]
+        assert own == wanted
+        assert sum("warning" in line for line in lines) == (0 if "s" in keys else 30)
+        assert body(app)[:9] == before[:9]
+        assert re.search(r" save to \S", await press(app, pilot, "S"))
+        field = app.screen.query_one(Input)
+        assert field.value == str(path).replace(".log", "-2.log")
+        field.value = str(path)
+        assert "exists already" in await press(app, pilot, "enter")
+        field.value = str(tmp_path / "none" / "x.log")
+        assert "No such file" in await press(app, pilot, "enter")
+        assert path.read_text().splitlines() == lines
+
+
+async def test_lines_of_any_length_are_saved_whole(tmp_path: Path) -> None:
+    long = "".join(f"\x1b[3{number % 8}m漢字 {number:06d} " for number in range(80_000))
+    async with cluster_of(tmp_path, 2) as (cluster, [first, second]):
+        await first.written(0, f"short\n{long}\nlast\n".encode())
+        await second.written(1, b"x" * 100_000 + b"\n")
+        ask = cluster.log
+
+        async def log(node: str, op: str, args: Any) -> Answer:
+            if node == "n2":
+                raise Unreachable("n2: no link")
+            return await ask(node, op, args)
+
+        cluster.log = log  # type: ignore[method-assign]
+        saved = Export(cluster.source, ALL, None, LineFormat(time=False, source=True))
+        with (tmp_path / "saved").open("wb") as file:
+            await saved.write(file)
+        lines = (tmp_path / "saved").read_text().split("\n")
+        wanted = re.sub(r"\x1b\[\d+m", "", long)
+        assert lines == ["n1:0| short", f"n1:0| {wanted}", "n1:0| last", f"n2:1| {'x' * 65536}… +34.5 kB", ""]
+        assert (saved.lines, saved.absent) == (4, {"n2"})
+
+
+async def test_of_a_filtered_log_only_what_it_keeps_is_saved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(export, "ROWS", 4)
+    async with running(numbered(300)) as (app, pilot):
+        await press(app, pilot, "3", "enter", "s")
+        await answer(app, pilot, "&", "line 0001[0-9]7")
+        await press(app, pilot, "S", "enter")
+        (path,) = tmp_path.glob("*.log")
+        numbers = re.findall(r"line (\d+)", path.read_text())
+        assert numbers == [f"0001{number}7" for number in range(10)]
+
+
+async def test_saving_says_how_far_it_is_and_can_be_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(export, "ROWS", 64)
+
+    async def gone(*_args: object, **_more: object) -> Page:
+        raise Unreachable("n1: no link")
+
+    session = numbered(1000)
+    async with running(session) as (app, pilot):
+        await press(app, pilot, "4")
+        merged = session.merged
+
+        async def some(selection: Selection, count: int, **bounds: Any) -> Page:
+            if (bounds.get("after_ns") or 0) > BEGIN + 300 * SECOND:
+                await asyncio.Event().wait()
+            return await merged(selection, count, **bounds)
+
+        session.merged = some  # type: ignore[method-assign]
+        await press(app, pilot, "S", "enter")
+        await until(app, pilot, lambda: "32% saved, 320 lines, esc cancels" in text_of(app))
+        assert "one at a time" in await press(app, pilot, "o")
+        type_key(app, "escape")
+        await until(app, pilot, lambda: not list(tmp_path.glob("*.log")))
+        text = await settle(app, pilot)
+        assert "% saved, 320 lines, esc" not in text
+        assert "one at a time" not in text
+        assert app.current_mode == "logs"
+        session.merged = gone  # type: ignore[method-assign]
+        text = await press(app, pilot, "S", "enter")
+        assert "written:" in text
+        assert "no link" in text
+        assert not list(tmp_path.glob("*.log"))
+
+
+def test_a_name_in_an_exported_line_is_text() -> None:
+    row = LogLine(f"n1{HOSTILE}", 0, 3, "stdout", 0, 0, 5, None, b"owned\x1b]0;x\x07")
+    check_harmless(LineFormat(time=False, source=True, colour=True).line(row).decode().removesuffix("\n"))
+
+
+def test_a_pager_that_there_is_not() -> None:
+    for program, said in (("no-such-pager -x", "no-such-pager not found"), ("less '", "PAGER: No closing quotation")):
+        with pytest.raises(LookupError, match=said):
+            terminal.pager({"PAGER": program})
+    assert terminal.pager({"PAGER": "sh -c 'x y'"}) == ["sh", "-c", "x y"]
+    assert ansi.coloured(b"a\x1b[31mred\x1b[2J\x1b[>4;2m\x08") == "a\x1b[31mred\\x1b[2J\\x1b[>4;2m\\x08\x1b[m"
+
+
+async def test_the_keys_of_a_log_in_a_replay(tmp_path: Path) -> None:
+    recording = load(recordings.write(tmp_path / "job.rec"))
+    player = Player(recording, recording.end_ns, paused=True)
+    app = ReplayApp(player)
+    async with running_app(app, (100, 30)) as pilot:
+        await press(app, pilot, "4")
+        log = log_of(app)
+        row = log.feed.row(log.feed.count - 1) if log.feed is not None else None
+        assert row is not None
+        await answer(app, pilot, "@", values.clock_ns(row.t_ns))
+        await until(app, pilot, lambda: log.pointer == row.key)
+        await press(app, pilot, "m", "G", "'")
+        assert log.pointer == row.key
+        assert "arrived 20" in await press(app, pilot, "enter")
+        await press(app, pilot, "escape", "S", "enter")
+        (path,) = tmp_path.glob("*.log")
+        assert ansi.plain(row.raw) in path.read_text()
+        assert "cannot run a pager" in await press(app, pilot, "o")

@@ -1,24 +1,22 @@
-"""Every screen at every size, of jobs of 2 to 512 ranks: one application per job and mode walks them all.
+"""Every screen of a small and a large job: one application per job and mode walks them all.
 
-What the default shows is stored. The other modes are held against it for the smallest and the largest job, at the
-smallest and the largest size; `make nightly` has all jobs.
+What the default shows is stored. The other modes, two at once, are held against it.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
-from rich.segment import Segment
-from textual.pilot import Pilot
+from rich.style import Style
 
 from supervisor.tui.app import SupervisorApp
-from tests.examples import nightly
-from tests.screens.jobs import RANKS, job
-from tests.screens.screens import SIZES, compare, named, rest, running, stored, strips_of, type_key
+from tests.screens import fabrics
+from tests.screens.recorded import RecordedSession, load
+from tests.screens.screens import compare, named, press, running, stored, strips_of
+from tests.screens.test_snapshots import open_recording
 
 # Keys from any screen to each, in the order of the walk.
 SCREENS = {
@@ -31,7 +29,6 @@ SCREENS = {
     "run": ("6",),
     "nccl": ("7",),
 }
-# The same over any job: in the modes that show no other text they are walked over the smallest one.
 DIALOGS = {
     "help": ("1", "question_mark"),
     "palette": ("1", "colon"),
@@ -45,117 +42,94 @@ ASKS = ("confirm", "typed")
 # What says something else to who only looks.
 FOR_LOOKERS = ("palette", "menu", "leave")
 
-ENDS = (SIZES[0], SIZES[-1])
-FEW_JOBS = [pytest.param(ranks, marks=[nightly] * (ranks not in (min(RANKS), max(RANKS)))) for ranks in RANKS]
-
-Texts = dict[str, dict[str, str]]
 Check = Callable[[SupervisorApp], None]
+SHOTS = [(name, size) for name in ("small", "large") for size in ((60, 16), (120, 30))]
 
 
-def dialogs(ranks: int) -> list[str]:
-    """The dialogs that a job of so many ranks has."""
-    return [name for name in DIALOGS if not (ranks == 16 and name in (*ASKS, "leave"))]
-
-
-def plain_dialogs(ranks: int) -> list[str]:
-    """Those that a mode walks."""
-    return dialogs(ranks) if ranks == min(RANKS) else []
+def job(name: str) -> RecordedSession:
+    """A job of four ranks, or one of 512 that was measured, has failed and runs again."""
+    if name == "small":
+        session = load("running_2x2")
+        # What ranks print is theirs: progress bars, which are not ASCII.
+        session.files = {file: lines for file, lines in session.files.items() if file[3] == "stdout"}
+        return session
+    session = open_recording("64x8 trained")
+    session.fabric = fabrics.sample(64)
+    [failed] = load("restarting_4x2").incidents
+    others = [rank for rank in range(512) if rank != 3]
+    victims = [{"ranks": others, "category": "gloo_connection_reset", "summary": "connection closed by its peer"}]
+    session.incidents = [{**failed, "culprit_node": "n000", "victims": victims}]
+    return session
 
 
 async def walk(
-    ranks: int, over: Sequence[str], check: Check | None = None, sizes: Sequence[tuple[int, int]] = ENDS, **options: Any
-) -> Texts:
-    """Return the text of every screen, and of these dialogs, at these sizes."""
-    ways = SCREENS | {name: DIALOGS[name] for name in over}
-    texts: Texts = {name: {} for name in ways}
-    async with running(job(ranks), sizes[0], **options) as (app, pilot):
-        for size in sizes:
-            await pilot.resize_terminal(*size)
-            for name, keys in ways.items():
-                texts[name][named(size)] = await typed(app, pilot, *keys)
-                if check is not None:
-                    check(app)
-                if len(app.screen_stack) > 1:
-                    await typed(app, pilot, "escape")
+    name: str, size: tuple[int, int], over: Iterable[str], check: Check | None = None, **options: Any
+) -> dict[str, str]:
+    """Return the text of every screen, and of these dialogs, at a size."""
+    texts = {}
+    async with running(job(name), size, **options) as (app, pilot):
+        # So that there is a way back from the first one, as from all others.
+        await press(app, pilot, "7")
+        for screen, keys in {**SCREENS, **{dialog: DIALOGS[dialog] for dialog in over}}.items():
+            texts[screen] = await press(app, pilot, *keys)
+            if check is not None:
+                check(app)
+            if len(app.screen_stack) > 1:
+                await press(app, pilot, "escape")
     return texts
 
 
-async def typed(app: SupervisorApp, pilot: Pilot[int], *keys: str) -> str:
-    """Press keys, and return what is on the screen once the application has nothing to do."""
-    text = ""
-    for key in keys:
-        type_key(app, key)
-        text = await rest(app, pilot)
-    return text
+@pytest.mark.parametrize(("name", "size"), SHOTS)
+async def test_every_screen_looks_as_stored(name: str, size: tuple[int, int]) -> None:
+    for screen, text in (await walk(name, size, DIALOGS)).items():
+        compare(f"{name}_{screen}", {named(size): text})
+
+
+def styles_of(app: SupervisorApp) -> list[tuple[Style, int]]:
+    """The styles on the screen, each with the number of its cells."""
+    segments = [segment for strip in strips_of(app) for segment in strip]
+    return [(segment.style or Style(), segment.cell_length) for segment in segments]
+
+
+@pytest.mark.parametrize(("name", "size"), SHOTS[1:3])
+async def test_ascii_without_colour_says_the_same(
+    name: str, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def colourless(app: SupervisorApp) -> None:
+        colours = [colour for style, _ in styles_of(app) for colour in (style.color, style.bgcolor)]
+        assert [colour for colour in colours if colour is not None and not colour.is_default] == []
+
+    monkeypatch.setenv("NO_COLOR", "1")
+    texts = await walk(name, size, DIALOGS, colourless, ascii_only=True)
+    for screen, text in texts.items():
+        assert text.isascii()
+        default = stored(f"{name}_{screen}")[named(size)]
+        for line, plain in zip(without_bar(default), without_bar(text), strict=True):
+            cells = zip(line, plain.ljust(len(line)), strict=True)
+            assert all(a == b or not a.isascii() for a, b in cells), (screen, line, plain)
+
+
+@pytest.mark.parametrize(("name", "size"), SHOTS[1:3])
+async def test_read_only_on_a_light_ground_offers_nothing(name: str, size: tuple[int, int]) -> None:
+    def light(app: SupervisorApp) -> None:
+        cells: Counter[str] = Counter()
+        for style, count in styles_of(app):
+            assert style.bgcolor is not None
+            cells[style.bgcolor.name] += count
+        ground, _ = cells.most_common(1)[0]
+        assert ground.lower() in (app.theme_variables[name].lower() for name in ("background", "surface"))
+
+    over = [dialog for dialog in DIALOGS if dialog not in ASKS] if name == "small" else []
+    texts = await walk(name, size, over, light, theme="default-light", read_only=True)
+    for screen, text in texts.items():
+        assert "read-only" in text or "r/o" in text
+        if screen not in FOR_LOOKERS:
+            assert without_bar(text) == without_bar(stored(f"{name}_{screen}")[named(size)]), screen
+        else:
+            compare(f"{name}_{screen}", {f"{named(size)} read-only": text})
 
 
 def without_bar(text: str) -> list[str]:
     """The lines of a screen but for the one that names the theme and read-only."""
     lines = text.splitlines()
     return [*lines[:-2], lines[-2][:54].rstrip(), lines[-1]]
-
-
-def segments(app: SupervisorApp) -> list[Segment]:
-    """What is on the screen, with its styles."""
-    return [segment for strip in strips_of(app) for segment in strip]
-
-
-@pytest.mark.parametrize("ranks", RANKS)
-def test_default(ranks: int) -> None:
-    for name, texts in asyncio.run(walk(ranks, dialogs(ranks), sizes=SIZES)).items():
-        compare(f"{ranks}_{name}", texts)
-
-
-@pytest.mark.parametrize("ranks", FEW_JOBS)
-def test_ascii_differs_where_the_default_is_not_ascii(ranks: int) -> None:
-    for name, texts in asyncio.run(walk(ranks, plain_dialogs(ranks), ascii_only=True)).items():
-        default = stored(f"{ranks}_{name}")
-        for size, text in texts.items():
-            assert text.isascii()
-            for line, plain in zip(default[size].splitlines(), text.splitlines(), strict=True):
-                cells = zip(line, plain.ljust(len(line)), strict=True)
-                assert all(a == b or not a.isascii() for a, b in cells), (line, plain)
-
-
-@pytest.mark.parametrize("ranks", FEW_JOBS)
-def test_no_color_has_the_same_text_and_no_colour(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def colourless(app: SupervisorApp) -> None:
-        styles = [segment.style for segment in segments(app) if segment.style is not None]
-        colours = [colour for style in styles for colour in (style.color, style.bgcolor) if colour is not None]
-        assert [colour for colour in colours if not colour.is_default] == []
-
-    monkeypatch.setenv("NO_COLOR", "1")
-    same_text(ranks, asyncio.run(walk(ranks, plain_dialogs(ranks), colourless)))
-
-
-@pytest.mark.parametrize("ranks", FEW_JOBS)
-def test_light_has_the_same_text_on_a_light_ground(ranks: int) -> None:
-    def light(app: SupervisorApp) -> None:
-        cells: Counter[str] = Counter()
-        for segment in segments(app):
-            assert segment.style is not None
-            assert segment.style.bgcolor is not None
-            cells[segment.style.bgcolor.name] += segment.cell_length
-        ground, _ = cells.most_common(1)[0]
-        assert ground.lower() in (app.theme_variables[name].lower() for name in ("background", "surface"))
-
-    same_text(ranks, asyncio.run(walk(ranks, plain_dialogs(ranks), light, theme="default-light")))
-
-
-def same_text(ranks: int, texts: Texts) -> None:
-    """Hold a mode's texts against the default's."""
-    for name, sizes in texts.items():
-        default = stored(f"{ranks}_{name}")
-        for size, text in sizes.items():
-            assert without_bar(text) == without_bar(default[size]), f"{name} {size}"
-
-
-@pytest.mark.parametrize("ranks", FEW_JOBS)
-def test_read_only_says_so_and_offers_nothing(ranks: int) -> None:
-    over = [name for name in plain_dialogs(ranks) if name not in ASKS]
-    texts = asyncio.run(walk(ranks, over, sizes=SIZES, read_only=True))
-    for name, sizes in texts.items():
-        assert all("read-only" in text or "r/o" in text for text in sizes.values())
-        if name in FOR_LOOKERS:
-            compare(f"{ranks}_{name}", {f"{size} read-only": text for size, text in sizes.items()})
-    same_text(ranks, {name: sizes for name, sizes in texts.items() if name not in FOR_LOOKERS})

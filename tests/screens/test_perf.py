@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import gc
 import sys
@@ -15,12 +14,10 @@ import pytest
 from textual.pilot import Pilot
 
 from remote_agent.wire import Answer
-from supervisor.tui import times
 from supervisor.tui.app import SupervisorApp
 from supervisor.tui.screens.logs.screen import LogsScreen
-from supervisor.tui.widgets.chart_view import ChartView
 from tests.screens import recorded
-from tests.screens.screens import press, settle, until
+from tests.screens.screens import press, settle
 from tests.screens.test_robust import Painted
 
 Work = Callable[[SupervisorApp, Pilot[int]], Awaitable[None]]
@@ -35,11 +32,6 @@ async def cost(session: recorded.RecordedSession, size: tuple[int, int], work: W
     async with app.run_test(size=size) as pilot:
         await settle(app, pilot)
         await work(app, pilot)
-
-
-def ms_each(times: list[float]) -> str:
-    """Mean and worst, for people."""
-    return f"mean {sum(times) / len(times) * 1000:.1f} ms, worst {max(times) * 1000:.1f} ms"
 
 
 async def frames(app: SupervisorApp, pilot: Pilot[int], change: Callable[[int], Any], count: int) -> list[float]:
@@ -82,18 +74,15 @@ def calls_of(work: Callable[[], object]) -> int:
     return calls
 
 
-@pytest.mark.parametrize("key", list("1234"))
-def test_a_frame_leaves_nothing_for_the_garbage_collector(key: str) -> None:
+@pytest.mark.parametrize("key", ["1", "4"], ids=["map", "logs"])
+async def test_a_frame_leaves_nothing_for_the_garbage_collector(key: str) -> None:
     session = recorded.measured(recorded.many(64, 8))
-
-    def change(number: int) -> None:
-        session.touch(status=moved(session, number))
-        for rank in range(20):
-            session.write(("n001", 0, rank, "stdout"), b"step %d" % number)
 
     async def show(app: SupervisorApp, pilot: Pilot[int], first: int, count: int) -> None:
         for number in range(first, first + count):
-            change(number)
+            session.touch(status=moved(session, number))
+            for rank in range(20):
+                session.write(("n001", 0, rank, "stdout"), b"step %d" % number)
             # Until all of it is on the screen: lines of a log come by requests of their own.
             await settle(app, pilot)
 
@@ -109,11 +98,10 @@ def test_a_frame_leaves_nothing_for_the_garbage_collector(key: str) -> None:
             gc.enable()
         assert left < 10 * 10, "a layout at each frame is 40 objects, all strips are more: then the screen stops"
 
-    asyncio.run(cost(session, (160, 48), work))
+    await cost(session, (160, 48), work)
 
 
-@pytest.mark.parametrize("size", [(80, 24), (160, 48)], ids=["80x24", "160x48"])
-def test_map_of_512_ranks(size: tuple[int, int]) -> None:
+async def test_a_map_of_512_ranks_costs_few_calls_for_each() -> None:
     session = recorded.measured(recorded.many(64, 8))
 
     def change(number: int) -> None:
@@ -124,31 +112,14 @@ def test_map_of_512_ranks(size: tuple[int, int]) -> None:
         session.touch(status=status)
 
     async def work(app: SupervisorApp, pilot: Pilot[int]) -> None:
-        gc.collect()
-        times = await frames(app, pilot, change, 60)
-        change(60)
-        each = calls_of(app.tick) / 512
-        print(f"\nmap of 512 ranks at {size[0]}x{size[1]}: {ms_each(times)}; {each:.0f} calls for each rank")
-        assert sorted(times)[len(times) // 2] < STUCK_S
-        assert each < 100
+        for number in range(3):
+            change(number)
+            app.tick()
+            await pilot.pause(0)
+        change(3)
+        assert calls_of(app.tick) / 512 < 100
 
-    asyncio.run(cost(session, size, work))
-
-
-@pytest.mark.parametrize("key", ["3", "c"], ids=["rank", "job"])
-def test_charts_of_512_ranks(key: str) -> None:
-    session = recorded.trained(recorded.measured(recorded.many(64, 8)), times.now(), 600)
-
-    async def work(app: SupervisorApp, pilot: Pilot[int]) -> None:
-        await press(app, pilot, key)
-        view = app.screen.query_one(ChartView)
-        await until(app, pilot, lambda: view.is_known)
-        gc.collect()
-        took = await frames(app, pilot, lambda number: view.action_cursor(-1 if number % 40 < 30 else 2), 60)
-        print(f"\ncursor in charts of 512 ranks ({key}) at 160x48: {ms_each(took)}")
-        assert sorted(took)[len(took) // 2] < STUCK_S
-
-    asyncio.run(cost(session, (160, 48), work))
+    await cost(session, (160, 48), work)
 
 
 class Endless(recorded.RecordedSession):
@@ -175,44 +146,20 @@ def endless() -> Endless:
     return session
 
 
-def test_follow_of_a_fast_log() -> None:
+async def test_ten_million_lines_stop_nobody() -> None:
     session = endless()
+
+    def grow(number: int) -> None:
+        session.total += 2500
 
     async def work(app: SupervisorApp, pilot: Pilot[int]) -> None:
         await press(app, pilot, "3", "enter", "s")
-
-        def change(number: int) -> None:
-            session.total += 2500
-
-        times = await frames(app, pilot, change, 60)
-        share = 8 * 100 * sum(times) / len(times)
-        print(f"\nfollow at 160x48, 2,500 new lines a frame: {ms_each(times)}; 8 frames a second: {share:.1f} % CPU")
-        assert sorted(times)[len(times) // 2] < STUCK_S
-
-    asyncio.run(cost(session, (160, 48), work))
-
-
-def test_jumps_in_ten_million_lines() -> None:
-    session = endless()
-
-    async def work(app: SupervisorApp, pilot: Pilot[int]) -> None:
-        await press(app, pilot, "3", "enter", "s", "g")
         assert isinstance(app.screen, LogsScreen)
         log = app.screen.view
-        times = await frames(app, pilot, lambda number: log.jump(number * 7_654_321 % 9_999_000), 60)
-        print(f"\njump in 10,000,000 lines at 160x48: {ms_each(times)}")
-        assert sorted(times)[len(times) // 2] < STUCK_S
+        jumped = await frames(app, pilot, lambda number: log.jump(number * 7_654_321 % 9_999_000), 20)
+        text = await press(app, pilot, "f")
+        assert f"{session.total - 1}" in text
+        for times in (jumped, await frames(app, pilot, grow, 20)):
+            assert sorted(times)[len(times) // 2] < STUCK_S
 
-    asyncio.run(cost(session, (160, 48), work))
-
-
-def test_idle_costs_next_to_nothing() -> None:
-    session = recorded.many(64, 8)
-
-    async def work(app: SupervisorApp, pilot: Pilot[int]) -> None:
-        await press(app, pilot, "2")
-        times = await frames(app, pilot, lambda number: None, 60)
-        print(f"\nnothing new: {ms_each(times)}")
-        assert sorted(times)[len(times) // 2] < STUCK_S
-
-    asyncio.run(cost(session, (160, 48), work))
+    await cost(session, (160, 48), work)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import random
-import re
 from pathlib import Path
 
 import pytest
@@ -13,11 +10,11 @@ from supervisor.recording.player import Player
 from supervisor.recording.reading import load
 from supervisor.tui import keys
 from supervisor.tui.replay import ReplayApp
-from supervisor.tui.screens.logs.screen import LogsScreen
 from supervisor.tui.widgets.dashboard import Dashboard
 from tests.hostile import check_harmless, hostile_session
 from tests.screens import recordings
-from tests.screens.screens import compare, named, press, running_app, text_of, type_key, until
+from tests.screens.logs import log_of
+from tests.screens.screens import compare, named, press, running_app, text_of, until
 
 
 @pytest.fixture
@@ -27,84 +24,62 @@ def player(tmp_path: Path) -> Player:
 
 
 @pytest.mark.parametrize("size", [(60, 16), (120, 30)], ids=str)
-def test_header_and_keys_of_a_replay(player: Player, size: tuple[int, int]) -> None:
-    async def scenario() -> None:
-        async with running_app(ReplayApp(player), size) as pilot:
-            app = pilot.app
-            assert isinstance(app, ReplayApp)
-            compare("replay", {named(size): await press(app, pilot, "right_parenthesis")})
-
-    asyncio.run(scenario())
+async def test_header_and_keys_of_a_replay(player: Player, size: tuple[int, int]) -> None:
+    async with running_app(ReplayApp(player), size) as pilot:
+        app = pilot.app
+        assert isinstance(app, ReplayApp)
+        compare("replay", {named(size): await press(app, pilot, "right_parenthesis")})
 
 
-def test_keys_move_the_time_on_every_screen(player: Player) -> None:
-    async def scenario() -> None:
-        app = ReplayApp(player)
-        async with running_app(app, (100, 30)) as pilot:
-            begun = await press(app, pilot, "6")
-            assert "REPLAY 10:03:40 x1 paused" in begun
-            last = begun
-            while player.standing != "end":
-                last = await press(app, pilot, ".")
-            assert app.current_mode == "incident", "as in a live session that fails"
-            assert "REPLAY 10:03:52 x1 end" in last
-            assert "FIRST FAILURE" in last
-            for key in "123456":
-                await press(app, pilot, key)
-            for _ in range(5):
-                await press(app, pilot, ",")
-            assert "REPLAY 10:03:24 x1 paused" in await press(app, pilot, "1")
-            assert "RUNNING" in text_of(app)
-            assert "FIRST FAILURE" not in text_of(app)
-            app.screen.query_one(Dashboard).post_message(Dashboard.TimeClicked(player.recording.begin_ns / 1e9 + 30))
-            await until(app, pilot, lambda: "REPLAY 10:03:50" in text_of(app))
-            app.go_to_time(player.recording.begin_ns / 1e9 + 4)
-            assert "no failure so far" in await press(app, pilot, "5")
-            assert "job_failed" not in await press(app, pilot, "6")
-            await press(app, pilot, "x", "S")
-            assert "read-only" in text_of(app)
-            await press(app, pilot, "escape", "p")
-            assert player.standing == ""
-            await press(app, pilot, "q")
-        assert app.return_code == 0
-
-    asyncio.run(scenario())
+async def test_keys_move_the_time_on_every_screen(player: Player) -> None:
+    app = ReplayApp(player)
+    async with running_app(app, (100, 30)) as pilot:
+        begun = await press(app, pilot, "6")
+        assert "REPLAY 10:03:40 x1 paused" in begun
+        last = begun
+        while player.standing != "end":
+            last = await press(app, pilot, ".")
+        assert app.current_mode == "incident", "as in a live session that fails"
+        assert "REPLAY 10:03:52 x1 end" in last
+        assert "FIRST FAILURE" in last
+        for key in "123456":
+            await press(app, pilot, key)
+        for _ in range(5):
+            await press(app, pilot, ",")
+        assert "REPLAY 10:03:24 x1 paused" in await press(app, pilot, "1")
+        assert "RUNNING" in text_of(app)
+        assert "FIRST FAILURE" not in text_of(app)
+        app.screen.query_one(Dashboard).post_message(Dashboard.TimeClicked(player.recording.begin_ns / 1e9 + 30))
+        await until(app, pilot, lambda: "REPLAY 10:03:50" in text_of(app))
+        app.go_to_time(player.recording.begin_ns / 1e9 + 4)
+        assert "no failure so far" in await press(app, pilot, "5")
+        assert "job_failed" not in await press(app, pilot, "6")
+        await press(app, pilot, "x", "S")
+        assert "read-only" in text_of(app)
+        await press(app, pilot, "escape", "p")
+        assert player.standing == ""
+        await press(app, pilot, "q")
+    assert app.return_code == 0
 
 
-def test_a_jump_back_takes_later_lines_away_and_keeps_the_one_that_is_read(player: Player) -> None:
-    async def scenario() -> None:
-        app = ReplayApp(player)
-        async with running_app(app, (100, 30)) as pilot:
-            player.seek(player.recording.end_ns)
-            await press(app, pilot, "5", "4")
-            screen = app.screen
-            assert isinstance(screen, LogsScreen)
-            feed = screen.view.feed
-            assert feed is not None
-            newest = feed.row(feed.count - 1)
-            await press(app, pilot, ",", ",", ",", ",", ",")
-            feed = screen.view.feed
-            assert feed is not None
-            now = feed.row(feed.count - 1)
-            assert newest is not None
-            assert now is not None
-            assert now.t_ns <= player.now_ns < newest.t_ns
-            await press(app, pilot, "g")
-            top = text_of(app).splitlines()[4]
-            await press(app, pilot, ".", ",")
-            assert text_of(app).splitlines()[4] == top
+async def test_a_jump_back_takes_later_lines_away(player: Player) -> None:
+    app = ReplayApp(player)
 
-    asyncio.run(scenario())
+    def newest_ns() -> int:
+        feed = log_of(app).feed
+        assert feed is not None
+        row = feed.row(feed.count - 1)
+        assert row is not None
+        return row.t_ns
 
-
-def test_a_search_in_a_replay(player: Player) -> None:
-    async def scenario() -> None:
-        app = ReplayApp(player)
-        async with running_app(app, (100, 30)) as pilot:
-            text = await press(app, pilot, "4", "slash", *"loss", "enter")
-            assert re.search(r"loss: hit ([\d,]+) of \1\b", text), "who follows is nearest to the newest"
-
-    asyncio.run(scenario())
+    async with running_app(app, (100, 30)) as pilot:
+        player.seek(player.recording.end_ns)
+        await press(app, pilot, "5", "4")
+        before_ns = newest_ns()
+        await press(app, pilot, ",", ",", ",", ",", ",")
+        assert newest_ns() <= player.now_ns < before_ns
+        top = (await press(app, pilot, "g")).splitlines()[4]
+        assert (await press(app, pilot, ".", ",")).splitlines()[4] == top
 
 
 def test_keys_of_a_replay_are_free_elsewhere() -> None:
@@ -113,40 +88,10 @@ def test_keys_of_a_replay_are_free_elsewhere() -> None:
     assert not taken & {one for key in keys.REPLAY for one in key.keys.split(",")}
 
 
-def test_any_keys_in_any_order(player: Player) -> None:
-    choice = [
-        *"123456pxnNfeMszt#<>[]jkgGudlmi,.()",
-        "enter",
-        "escape",
-        "tab",
-        "minus",
-        "slash",
-        "colon",
-        "question_mark",
-    ]
-    dice = random.Random(5)
-
-    async def scenario() -> None:
-        app = ReplayApp(player)
-        async with running_app(app, (100, 30)) as pilot:
-            for _ in range(150):
-                type_key(app, dice.choice(choice))
-                await pilot.pause(0.002)
-            # The last key may have opened a screen that is not laid out yet.
-            await until(app, pilot, lambda: bool(text_of(app)))
-            assert app.is_running
-
-    asyncio.run(scenario())
-
-
-def test_names_and_texts_of_a_hostile_recording_are_text(tmp_path: Path) -> None:
+async def test_names_and_texts_of_a_hostile_recording_are_text(tmp_path: Path) -> None:
     recording = load(recordings.write(tmp_path / "job.rec", session=hostile_session()))
     player = Player(recording, recording.end_ns, paused=True)
-
-    async def scenario() -> None:
-        app = ReplayApp(player)
-        async with running_app(app, (120, 40)) as pilot:
-            for key in "1234567":
-                check_harmless(await press(app, pilot, key))
-
-    asyncio.run(scenario())
+    app = ReplayApp(player)
+    async with running_app(app, (120, 40)) as pilot:
+        for key in "1234567":
+            check_harmless(await press(app, pilot, key))

@@ -19,7 +19,7 @@ from supervisor.paths import themes_dir
 from supervisor.tui import keys, preferences, terminal
 from supervisor.tui import themes as theming
 from tests.screens import recorded
-from tests.screens.screens import press, running, settle, text_of
+from tests.screens.screens import playing, press, running, settle, text_of
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def themes(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_theme_that_does_not_exist_is_refused_before_anything_begins() -> None:
+def test_an_unknown_theme_is_refused_at_once() -> None:
     with pytest.raises(UsageError, match="did you mean 'deutan'.*default-dark, default-light") as refused:
         parse_up(["--theme", "detuan", "train.py"])
     assert refused.value.exit_status == 2
@@ -51,6 +51,9 @@ def test_our_own_themes_stand_the_trial_of_the_users() -> None:
         ("primary = '#112233'\n[roles]\nok = 'bold'\nbad = 'bold #nope'\n", "mine.toml:4: role bad"),
         ("primary = '#112233'\n[variables]\nborder = 'no colour'\n", "mine.toml:3: "),
         ("primary = '#112233'\nprimary = \n", "mine.toml:2: "),
+        ("primary = '#112233'\n[roles]\nbat = 'bold'\n", "mine.toml:3: unknown role 'bat'; did you mean"),
+        ("primary = '#112233'\ndark = 'yes'\n", "mine.toml:2: dark"),
+        ("name = 'mine'\n", "mine.toml: "),
     ],
 )
 def test_what_is_wrong_with_a_theme_names_file_and_line(text: str, said: str, themes: Path) -> None:
@@ -78,30 +81,27 @@ def test_a_bad_style_sheet_leaves_the_theme_without_it(css: str, said: str, them
     assert skins["default-dark"].css == ""
 
 
-def test_themes_are_taken_while_the_screen_runs(themes: Path) -> None:
-    async def scenario() -> None:
-        async with running(recorded.load("running_2x2"), (120, 30)) as (app, pilot):
-            (themes / "mine.toml").write_text("primary = '#112233'\nbackground = '#010203'\n")
-            (themes / "mine.tcss").write_text("#alert { background: #040506; }")
-            app.reread_themes()
-            app.set_skin("mine")
-            await settle(app, pilot)
-            assert app.screen.styles.background.hex == "#010203"
-            assert app.screen.query_one("#alert").styles.background.hex == "#040506"
-            (themes / "mine.toml").write_text("primary = '#112233'\nbackground = '#0a0b0c'\n")
-            (themes / "mine.tcss").unlink()
-            app.reread_themes()
-            await settle(app, pilot)
-            assert app.screen.styles.background.hex == "#0A0B0C"
-            assert app.screen.query_one("#alert").styles.background.hex != "#040506"
-            # A broken file is told, and what is shown stays.
-            (themes / "mine.toml").write_text("primary = '#112233'\nbackground = '#0a0b0'\n")
-            app.reread_themes()
-            assert "mine.toml:2" in (await settle(app, pilot)).replace("\n", "").replace(" ", "")
-            assert app.palette.name == "mine"
-            assert app.screen.styles.background.hex == "#0A0B0C"
-
-    asyncio.run(scenario())
+async def test_themes_are_taken_while_the_screen_runs(themes: Path) -> None:
+    async with running(recorded.load("running_2x2"), (120, 30)) as (app, pilot):
+        (themes / "mine.toml").write_text("primary = '#112233'\nbackground = '#010203'\n")
+        (themes / "mine.tcss").write_text("#alert { background: #040506; }")
+        app.reread_themes()
+        app.set_skin("mine")
+        await settle(app, pilot)
+        assert app.screen.styles.background.hex == "#010203"
+        assert app.screen.query_one("#alert").styles.background.hex == "#040506"
+        (themes / "mine.toml").write_text("primary = '#112233'\nbackground = '#0a0b0c'\n")
+        (themes / "mine.tcss").unlink()
+        app.reread_themes()
+        await settle(app, pilot)
+        assert app.screen.styles.background.hex == "#0A0B0C"
+        assert app.screen.query_one("#alert").styles.background.hex != "#040506"
+        # A broken file is told, and what is shown stays.
+        (themes / "mine.toml").write_text("primary = '#112233'\nbackground = '#0a0b0'\n")
+        app.reread_themes()
+        assert "mine.toml:2" in (await settle(app, pilot)).replace("\n", "").replace(" ", "")
+        assert app.palette.name == "mine"
+        assert app.screen.styles.background.hex == "#0A0B0C"
 
 
 def _config(tmp_path: Path, text: str) -> keys.Config:
@@ -135,21 +135,17 @@ def test_how_the_user_is_called_is_a_setting(tmp_path: Path) -> None:
         _keys(tmp_path, "notice = 'mail'\n")
 
 
-def test_keys_are_changed_where_they_act_and_where_they_are_shown(tmp_path: Path) -> None:
+async def test_keys_are_changed_where_they_act_and_where_they_are_shown(tmp_path: Path) -> None:
     text = "[keys]\nact = 'X,f4'\n'log.find' = ['ctrl+o', '?']\nhelp = 'f1'\ntheme='f2'\n"
     config = _config(tmp_path, text)
-
-    async def scenario() -> None:
-        async with running(recorded.load("running_2x2"), (120, 30), config=config) as (app, pilot):
-            assert "X actions" in text_of(app)
-            assert "actions on" not in await press(app, pilot, "x")
-            assert "actions on" in await press(app, pilot, "X")
-            await press(app, pilot, "escape", "4")
-            assert app.screen.query_one("#find").display is False
-            await press(app, pilot, "?")
-            assert app.screen.query_one("#find").display is True
-
-    asyncio.run(scenario())
+    async with running(recorded.load("running_2x2"), (120, 30), config=config) as (app, pilot):
+        assert "X actions" in text_of(app)
+        assert "actions on" not in await press(app, pilot, "x")
+        assert "actions on" in await press(app, pilot, "X")
+        await press(app, pilot, "escape", "4")
+        assert app.screen.query_one("#find").display is False
+        await press(app, pilot, "?")
+        assert app.screen.query_one("#find").display is True
 
 
 TOP = "[commands.top]\nkey = 'h'\ncommand = 'htop'\n"
@@ -194,22 +190,18 @@ def test_a_bad_key_is_one_clear_error(text: str, said: str, tmp_path: Path) -> N
     assert refused.value.hint or "[commands" not in text, "the way out"
 
 
-def test_only_problems_and_a_stopped_screen() -> None:
-    async def scenario() -> None:
-        session = recorded.load("restarting_4x2")
-        async with running(session, (120, 30)) as (app, pilot):
-            text = await press(app, pilot, "2", "!")
-            assert "problems only" in text
-            assert ("n4" in text, "n1  " in text) == (True, False)
-            assert "no problem; ! shows all" in await press(app, pilot, "3")
-            assert "PAUSED" in await press(app, pilot, "!", "p")
-            session.touch(status={**session.status, "generation": 9})
-            await settle(app, pilot)
-            assert "generation 9" not in await press(app, pilot, "2")
-            assert "generation 9" in await press(app, pilot, "p")
-            assert "PAUSED" not in text_of(app)
-
-    asyncio.run(scenario())
+async def test_only_problems_and_a_stopped_screen() -> None:
+    async with playing("restarting_4x2", (120, 30)) as (app, pilot, session):
+        text = await press(app, pilot, "2", "!")
+        assert "problems only" in text
+        assert ("n4" in text, "n1  " in text) == (True, False)
+        assert "no problem; ! shows all" in await press(app, pilot, "3")
+        assert "PAUSED" in await press(app, pilot, "!", "p")
+        session.touch(status={**session.status, "generation": 9})
+        await settle(app, pilot)
+        assert "generation 9" not in await press(app, pilot, "2")
+        assert "generation 9" in await press(app, pilot, "p")
+        assert "PAUSED" not in text_of(app)
 
 
 def test_a_row_and_a_line_go_to_the_clipboard(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

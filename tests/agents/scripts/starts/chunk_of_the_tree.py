@@ -1,1 +1,0 @@
-"""Never imported."""

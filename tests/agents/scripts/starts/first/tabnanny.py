@@ -1,1 +1,0 @@
-"""Stands before the standard library."""

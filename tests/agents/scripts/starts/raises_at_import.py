@@ -1,1 +1,0 @@
-raise RuntimeError("while it is imported")

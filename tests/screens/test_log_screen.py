@@ -1,0 +1,504 @@
+"""The log screen: what is read never moves, whatever comes, is filtered or searched for, and nothing is lost."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from supervisor.errors import Unreachable
+from supervisor.logs.merge import Page
+from supervisor.logs.search import search
+from supervisor.logs.selection import RecordFilter, Selection
+from supervisor.tui.logs import finder, folded, merged
+from supervisor.tui.logs.finder import Finder, Hit
+from supervisor.tui.logs.folded import FoldedFeed
+from supervisor.tui.logs.merged import MergedFeed
+from supervisor.tui.logs.row import LineKey
+from supervisor.tui.rows.incident import LogPlace
+from supervisor.tui.shell import Target
+from supervisor.tui.widgets.virtual_log import NONE_PASSES
+from tests.screens import recorded
+from tests.screens.logs import (
+    ALL,
+    BEGIN,
+    FILE,
+    SECOND,
+    answer,
+    body,
+    cluster_of,
+    led_to,
+    lines,
+    log_of,
+    numbered,
+    open_stdout,
+    see,
+    shown,
+    stepping,
+    talking,
+    with_needles,
+)
+from tests.screens.recorded import RecordedSession
+from tests.screens.screens import press, running, settle, text_of, type_key, until
+
+
+@pytest.mark.parametrize("keys", [("3", "enter", "s"), ("4",), ("4", "z")], ids=["one stream", "merged", "folded"])
+async def test_a_reader_is_not_moved_by_new_lines_and_f_shows_them(keys: tuple[str, ...]) -> None:
+    session = talking()
+    async with running(session) as (app, pilot):
+        await press(app, pilot, *keys, "pageup", "pageup", "right")
+        log = log_of(app)
+        assert not log.follow
+        before = body(app)
+        for number in range(10):
+            session.write(FILE, *(f"new {number} {part}".encode() for part in range(50)))
+            await settle(app, pilot)
+            assert body(app) == before
+        await until(app, pilot, lambda: bool(log.new_lines_text) and f" {log.new_lines_text} " in text_of(app))
+        assert body(app) == before
+        await press(app, pilot, "f", "0")
+        await see(app, pilot, "new 9 49")
+
+
+async def test_a_long_line_says_how_much_of_it_is_not_shown() -> None:
+    session = talking(3)
+    session.write(FILE, b"x" * 4096, b"\x1b[31m" + b"x" * 100_000)
+    async with running(session) as (app, pilot):
+        await open_stdout(app, pilot)
+        assert "x… +95.9 kB" in await press(app, pilot, "dollar_sign")
+        assert "x… +95.9 kB" in await press(app, pilot, "w", "G")
+
+
+@pytest.mark.parametrize("keys", [(), ("z",), ("w", "v")], ids=["plain", "folded", "wrapped and filtered"])
+async def test_lines_of_a_node_that_is_back_move_nothing(keys: tuple[str, ...]) -> None:
+    session = talking(0)
+    for number in range(400):
+        session.write(FILE, b"here %d" % number, level="error")
+        session.write(("n2", 0, 2, "stdout"), b"there %d" % number, level="error")
+    session.hosts["n2"].state = "lost"
+    session.unread = {"n2"}
+    async with running(session) as (app, pilot):
+        await press(app, pilot, "4", *keys, "pageup", "pageup")
+        await until(app, pilot, lambda: "without n2" in text_of(app))
+        log, third = log_of(app), log_of(app).body_height // 3
+        before = log.rows_here()
+        assert {row.node for row in before} == {"n1"}
+        session.hosts["n2"].state = "up"
+        session.unread = set()
+        await until(app, pilot, lambda: "without n2" not in text_of(app))
+        after = log.rows_here()
+        assert after[third] == before[third], "what is read stays where it is"
+        assert after[third + 1].raw == b"there %d" % before[third].line
+        assert not log.follow
+
+
+async def test_a_stream_is_followed_over_a_lost_link_and_a_restart() -> None:
+    session = talking(50)
+    async with running(session) as (app, pilot):
+        log = await open_stdout(app, pilot)
+        await press(app, pilot, "right", "right")
+        session.write(FILE, b"0123456789" * 10)
+        await see(app, pilot, "2345678901")
+        assert (log.follow, log.left) == (True, 32)
+        assert "column 32" in text_of(app)
+        before = body(app)
+        session.hosts["n1"].state = "lost"
+        await until(app, pilot, lambda: "n1: no link" in text_of(app))
+        assert body(app) == before
+        session.hosts["n1"].state = "up"
+        session.write(FILE, b"x" * 32 + b"back again")
+        await see(app, pilot, "back again")
+        session.write(("n1", 1, 0, "stdout"), b"x" * 32 + b"hello from generation 1")
+        session.touch(status={**session.status, "generation": 1})
+        await see(app, pilot, "hello from generation 1")
+
+
+async def test_a_rank_is_followed_to_another_node() -> None:
+    session = talking()
+    session.write(("n2", 0, 3, "stdout"), b"alive on n2")
+    async with running(session) as (app, pilot):
+        app.open_log(Target("n2", 3))
+        assert "rank 3 on n2, stdout+stderr" in await settle(app, pilot)
+        await press(app, pilot, "s")
+        first, second = session.status["nodes"]
+        first["ranks"], second["ranks"], second["state"] = first["ranks"] + second["ranks"], [], "removed"
+        session.hosts["n2"].state = "lost"
+        session.write(("n1", 1, 3, "stdout"), b"alive on n1")
+        session.touch(status={**session.status, "generation": 1})
+        await see(app, pilot, "alive on n1")
+        assert "rank 3 on n1, stdout" in text_of(app)
+        assert "rank 3 on n1, stdout+stderr" in await press(app, pilot, "s", "s", "s")
+        await see(app, pilot, "alive on n1")
+
+
+async def test_keys_lead_to_the_next_rank_and_a_whole_line() -> None:
+    session = talking(50)
+    for node, error_ms in zip(session.status["nodes"], (0.0, 0.4), strict=True):
+        node["clock_error_ms"] = error_ms
+    async with running(session) as (app, pilot):
+        assert "log of rank 0 on n1" in await press(app, pilot, "3", "enter")
+        assert "log of rank 1 on n1" in await press(app, pilot, "greater_than_sign")
+        text = await press(app, pilot, "less_than_sign")
+        assert "log of rank 0 on n1" in text
+        assert "clocks within" not in text, "those of one node are one"
+        for opened in ("enter", "question_mark"):
+            await press(app, pilot, opened)
+            assert len(app.screen_stack) == 2
+            await press(app, pilot, "enter")
+            assert len(app.screen_stack) == 1
+        text = await press(app, pilot, "1", "shift+tab", "enter")
+        assert "log of all ranks" in text
+        assert "clocks within 0.4 ms" in text
+
+
+async def test_a_log_that_is_opened_before_a_host_answers_waits_for_it() -> None:
+    class Connecting(recorded.RecordedSession):
+        """Nobody can be asked before the first status."""
+
+        async def merged(self, selection: Selection, count: int, **bounds: Any) -> Page:
+            if not self.status or self.status_age_s > 1:
+                raise Unreachable("cannot reach any job")
+            return await super().merged(selection, count, **bounds)
+
+    source = talking(50)
+    session = Connecting()
+    session.hosts, session.files, session.status_age_s = source.hosts, source.files, float("inf")
+    async with running(session) as (app, pilot):
+        text = await press(app, pilot, "4")
+        assert "connecting to the hosts; the log opens once one answers" in text
+        assert "cannot reach" not in text
+        assert "asking the nodes" in await press(app, pilot, "7")
+        assert "still connecting to the job" in await press(app, pilot, "4", "x")
+        await press(app, pilot, "escape")
+        session.touch(status=source.status, status_age_s=9.0)
+        await until(app, pilot, lambda: "cannot reach any job" in text_of(app))
+        session.touch(status_age_s=0.1)
+        await see(app, pilot, "line 000049")
+
+
+async def test_the_odd_one_of_512_ranks_is_seen_and_enter_unfolds() -> None:
+    async with running(stepping(512, 3)) as (app, pilot):
+
+        def shown() -> list[list[str]]:
+            return [re.sub(r"^.{14}", "", line).split() for line in body(app) if "step" in line]
+
+        def shows(*texts: str) -> bool:
+            return all(text in text_of(app) for text in texts)
+
+        alike = [["[0-36,38-511]~", "step", str(number), "loss=1.0"] for number in range(3)]
+        odd = [["n2", "r37", "step", str(number), "loss=nan"] for number in range(3)]
+        rows = [line for pair in zip(alike, odd, strict=True) for line in pair]
+        await press(app, pilot, "4", "z")
+        await until(app, pilot, lambda: shown() == rows and shows("folded"))
+        await press(app, pilot, "f", "enter")
+        await until(app, pilot, lambda: shows("511 ranks alike", "n2 r1  step 0 loss=1.1"))
+        await press(app, pilot, "escape", "z")
+        await until(app, pilot, lambda: shows("n2 r1 ") and not shows("[0-36"))
+
+
+async def test_folding_keeps_the_time_that_is_read() -> None:
+    session = stepping(8, 200)
+    async with running(session) as (app, pilot):
+        await press(app, pilot, "4", *["pageup"] * 20)
+        top = re.search(r"step \d+ ", body(app)[0])
+        assert top is not None
+        for is_folded in (True, False):
+            await press(app, pilot, "z")
+            assert not log_of(app).follow
+            assert isinstance(log_of(app).feed, FoldedFeed) is is_folded
+            assert any(top[0] in line for line in body(app))
+
+
+async def test_reading_back_and_forth_shows_every_step_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Less than there is: what is out of sight is dropped and fetched again.
+    monkeypatch.setattr(merged, "MERGED_KEPT", 2_000)
+    monkeypatch.setattr(folded, "MERGED_KEPT", 2_000)
+    monkeypatch.setattr(folded, "FOLD_PAGE", 512)
+    session = stepping(32, 150)
+    async with running(session) as (app, pilot):
+        await press(app, pilot, "4", "z")
+        seen: list[int] = []
+        for _ in range(100):
+            page = [int(found[1]) for line in body(app) if (found := re.search(r"\[0-31\].*step (\d+) ", line))]
+            seen = [number for number in page if number not in seen] + seen
+            if 0 in page:
+                break
+            await press(app, pilot, "pageup")
+        assert seen == list(range(150))
+        while "step 149" not in body(app)[-1]:
+            before = body(app)
+            await press(app, pilot, "pagedown")
+            assert body(app) != before
+
+
+PILL = re.compile(r"\+[\d,]+ line|new lines below")
+
+
+def rich(count: int = 2000) -> RecordedSession:
+    session = with_needles(count, *range(5, count, 40))
+    session.write(("n2", 0, 2, "stdout"), *(b"other %d" % number for number in range(300)))
+    return session
+
+
+async def test_no_key_makes_new_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finder, "HITS_KEPT", 20)
+    monkeypatch.setattr(finder, "HITS_MORE", 10)
+    session = rich()
+    async with running(session) as (app, pilot):
+        await press(app, pilot, "4")
+        session.latency_s = 0.02
+        for key in (
+            *("slash", *"needle", "enter", *"gnnnNNNNGNNN", *("n" * 20), "G", "escape", *"{}eEg", "pageup", "G"),
+            *("pageup", "f", "up", "at", *"-10s", "enter", "v", *("backslash",) * 2, *"gzMgM", "up"),
+        ):
+            type_key(app, key)
+            for _ in range(6):
+                app.tick()
+                await pilot.pause(0.004)
+                assert not PILL.search(text_of(app)), key
+        assert not PILL.search(await settle(app, pilot))
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"), [(("3", "enter", "s"), "+50 lines"), (("4",), "new lines below")], ids=["one stream", "merged"]
+)
+async def test_who_reads_to_the_end_has_no_new_lines(keys: tuple[str, ...], said: str) -> None:
+    session = talking(200)
+    async with running(session) as (app, pilot):
+        await press(app, pilot, *keys, "pageup")
+        log = log_of(app)
+        for _ in range(2):
+            session.write(FILE, *(b"new %d" % number for number in range(50)))
+            await until(app, pilot, lambda: log.new_lines_text == said)
+            texts = []
+            for _ in range(6):
+                await press(app, pilot, "pagedown")
+                texts.append(log.new_lines_text)
+            await until(app, pilot, lambda: not log.new_lines_text)
+            assert not log.follow
+            counts = [int(found[1]) for text in texts if (found := re.match(r"\+(\d+)", text))]
+            assert counts == sorted(counts, reverse=True), "the number falls"
+            assert any(0 < count < 50 for count in counts) == (keys[0] == "3")
+
+
+@pytest.mark.parametrize("keys", [("s",), ()], ids=["one stream", "merged"])
+async def test_a_search_begins_where_one_reads(keys: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finder, "LOOK_EVERY", 0.05)
+    session = with_needles(2000, 100, 900, 1700)
+    async with running(session) as (app, pilot):
+        await press(app, pilot, "3", "enter", *keys)
+        text = await press(app, pilot, "slash", *"needle", "enter")
+        assert "hit 3 of 3" in text, "who follows is nearest to the newest"
+        assert "hit 2 of 3" in await press(app, pilot, "N")
+        assert log_of(app).pointer == (0, 0, "stdout", 900)
+        assert "hit 3 of 3" in await press(app, pilot, "f", "n")
+        assert "hit 1 of 3" in await press(app, pilot, "g", "n")
+        assert "hit 2 of 3" in await press(app, pilot, "down", "n"), "the hit is in view yet"
+        text = await press(app, pilot, "g", "N")
+        assert "hit 3 of 3" in text
+        assert "a needle here" in text
+        before = body(app)
+        session.write(FILE, b"another needle", b"and more")
+        await until(app, pilot, lambda: "hit 3 of 4" in text_of(app))
+        assert body(app) == before, "a hit that comes later moves nobody"
+        assert "hit 4 of 4" in await press(app, pilot, "n")
+        assert "hit" not in await press(app, pilot, "escape")
+        assert app.current_mode == "logs"
+        assert "pattern:" in await press(app, pilot, "slash", "(", "enter")
+
+
+async def test_the_first_hit_comes_with_what_lies_around_it(tmp_path: Path) -> None:
+    async with cluster_of(tmp_path, 2) as (cluster, [node, _]):
+        await node.written(0, (lines(1000) + b"needle\n") * 2)
+        pages: list[Page] = []
+        here = dataclasses.replace(ALL, nodes=["n1"])
+        query: dict[str, Any] = {"pattern": "needle", "around": 40, "note_page": pages.append}
+        hits = [row async for row in search(cluster.session, here, **query)]
+        first, second = (row.t_ns for row in hits)
+        assert len([row async for row in search(cluster.session, here, near_ns=first + 1, **query)]) == 2
+        node.stuck = True
+        feed = MergedFeed(cluster.source, here)
+        for t_ns, line in ((first, 1000), (second, 2001)):
+            await feed.show_around(t_ns, 40, (pages.pop(0), pages.pop(0)))
+            assert shown(feed) == [("n1", number) for number in range(line - 14, min(line + 27, 2002))]
+            assert feed.missing(0, 0) == 0
+        assert not feed.detached
+        node.stuck = False
+        assert len([row async for row in search(cluster.session, ALL, **query)]) == 2
+        assert not pages, "of several nodes none knows which hit is the first"
+
+
+async def test_a_search_goes_on_without_a_node_that_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("supervisor.logs.search.SILENCE", 0.2)
+    async with cluster_of(tmp_path, 2) as (cluster, [first, second]):
+        first.stuck = True
+        await second.written(0, b"needle\n")
+        rows = []
+        with pytest.raises(Unreachable, match="n1: no answer in time"):
+            async for row in search(cluster.session, ALL, pattern="needle"):
+                rows.append(row.node)  # noqa: PERF401  what came before the error counts
+        assert rows == ["n2"]
+
+
+async def test_no_hit_of_many_files_is_passed_over_or_comes_twice(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(finder, "HITS_KEPT", 40)
+    monkeypatch.setattr(finder, "HITS_MORE", 12)
+    async with cluster_of(tmp_path, 2) as (cluster, nodes):
+        cluster.offsets_ms = {"n1": 700.0, "n2": -300.0}
+        for part in range(3):
+            for rank, node in enumerate((*nodes, *nodes)):
+                await node.written(rank, b"needle\nhay\n" * (rank * 7 + part + 1))
+        every = sorted(
+            [(row.t_ns, (row.generation, row.rank, row.stream, row.line))
+             async for row in search(cluster.session, ALL, pattern="needle")]
+        )  # fmt: skip
+        found = Finder(cluster.source, ALL, "needle")
+        await found.search(lambda: None, near_ns=every[30][0])
+
+        async def step(way: int, place: Hit | None, pointer: LineKey | None) -> Hit | None:
+            return found.step(way, place, pointer) or await found.go_on(way, place, pointer)
+
+        at = await step(1, every[30], None)
+        for way, count in ((1, len(every)), (-1, len(every) + 30)):
+            for _ in range(count):
+                assert at is not None, found.problem
+                following = every[(every.index(at) + way) % len(every)]
+                at = await step(way, at, at[1])
+                assert at == following
+        assert await step(-1, None, None) == every[-1]
+        assert await step(1, every[60], None) == every[60]
+        assert await step(-1, every[12], None) == every[11]
+
+
+async def test_steps_that_are_typed_ahead_are_all_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finder, "HITS_KEPT", 20)
+    monkeypatch.setattr(finder, "HITS_MORE", 10)
+    session = with_needles(2000, *range(5, 2000, 40))
+    async with running(session, (100, 24)) as (app, pilot):
+        text = await press(app, pilot, "4", "slash", *"needle", "enter")
+        assert "hit 10 of the last 10" in text, "who follows is nearest to the newest"
+        log = log_of(app)
+        session.latency_s = 0.02
+        for keys, line in (("gnnn", 85), ("NNNN", 1925), ("GNNN", 1885), ("n" * 25, 885)):
+            for key in keys:
+                type_key(app, key)
+            await led_to(app, pilot, line)
+            await until(app, pilot, lambda: not log.is_jumping)
+            text = await settle(app, pilot)
+            await led_to(app, pilot, line)
+            assert "a needle here" in text
+            assert "needle: hit " in text
+        for key in ("g", *("n" * 25), "G"):
+            type_key(app, key)
+        await until(app, pilot, lambda: log.follow)
+        await settle(app, pilot)
+        assert log.follow, "who has gone to the end is not brought back"
+
+
+async def test_a_hit_in_a_burst_is_found(tmp_path: Path) -> None:
+    """Its lines are nanoseconds apart, and the next comparison differs by microseconds."""
+    async with cluster_of(tmp_path) as (cluster, [node]):
+        await node.written(0, lines(250))
+        cluster.offsets_ms = {"n1": 0.5}
+        found = Finder(cluster.source, ALL, "line 249")
+        cluster.offsets_ms = {"n1": 0.45}
+        await found.search(lambda: None)
+        t_ns, key = found.hits[0]
+        feed = MergedFeed(cluster.source, ALL)
+        await feed.show_around(t_ns, 30, None, found.clocks)
+        assert feed.index_of(key) is not None
+        await feed.show_begin(30)
+        assert feed.clocks is found.clocks, "what is read and what is found have times of one clock"
+
+
+async def test_a_filter_keeps_the_line_that_is_read_or_its_neighbour() -> None:
+    async with running(numbered(300)) as (app, pilot):
+        log = await open_stdout(app, pilot)
+        log.jump(207, (0, 0, "stdout", 207))
+        await settle(app, pilot)
+        await answer(app, pilot, "&", "line 0002.[05]")
+        await see(app, pilot, "line 000210")
+        assert "+line 0002.[05]" in text_of(app)
+        shown = [line for line in body(app) if "line 00" in line]
+        assert all("line 0002" in line and line.split("line ")[1][5] in "05" for line in shown)
+        await until(app, pilot, lambda: "(20 of 300)" in text_of(app))
+        await answer(app, pilot, "!", "5 xx")
+        await until(app, pilot, lambda: "(10 of 300)" in text_of(app))
+        await see(app, pilot, "line 000210")
+        await press(app, pilot, "backslash")
+        await see(app, pilot, "line 000207")
+        assert "+line" not in text_of(app)
+        await press(app, pilot, "backslash", "backspace", "backspace")
+        await see(app, pilot, "line 000207")
+        assert not log.follow
+
+
+@pytest.mark.parametrize("keys", [("3", "enter", "s"), ("4", "z")], ids=["one stream", "folded"])
+async def test_the_line_comes_back_from_a_view_that_nothing_passes(keys: tuple[str, ...]) -> None:
+    async with running(numbered(300)) as (app, pilot):
+        await press(app, pilot, *keys)
+        log, key = log_of(app), (0, 0, "stdout", 107)
+        await see(app, pilot, "line 000299")
+        log.jump_to_key(BEGIN + 107 * SECOND, key)
+        await see(app, pilot, "line 000107")
+        for away, back in ("& zzznothing", ("backspace",)), ("& zzznothing", ("v", "backslash")), ("", ("v", "v")):
+            await (answer(app, pilot, *away.split()) if away else press(app, pilot, "v"))
+            await until(app, pilot, lambda: NONE_PASSES in text_of(app))
+            assert not log.follow
+            await press(app, pilot, "z", "z")
+            await until(app, pilot, lambda: NONE_PASSES in text_of(app))
+            await press(app, pilot, *back)
+            await see(app, pilot, "line 000107")
+            assert (log.follow, log.pointer) == (False, key)
+
+
+async def test_a_log_without_output_is_waited_for_also_with_a_filter() -> None:
+    async with running(numbered(0)) as (app, pilot):
+        await press(app, pilot, "4")
+        text = await answer(app, pilot, "&", "zzznothing")
+        assert "waiting for output" in text
+        assert NONE_PASSES not in text
+
+
+async def test_what_comes_is_filtered_and_a_bad_pattern_is_refused() -> None:
+    session = numbered(50)
+    async with running(session) as (app, pilot):
+        log = await open_stdout(app, pilot)
+        assert "not a regular expression" in await answer(app, pilot, "&", "[")
+        await press(app, pilot, "escape")
+        await answer(app, pilot, "&", "loss")
+        session.write(FILE, b"step 1", b"loss 0.5")
+        await see(app, pilot, "loss 0.5")
+        assert log.follow
+        assert not any("step 1" in line or "line 0" in line for line in body(app))
+        await press(app, pilot, "f")
+        session.write(FILE, b"step 2", b"loss 0.25", b"loss 0.125")
+        await see(app, pilot, "loss 0.125")
+        await press(app, pilot, "z")
+        await see(app, pilot, "loss 0.125")
+        assert "folded" in text_of(app)
+        await press(app, pilot, "escape")
+        await see(app, pilot, "step 2")
+
+
+async def test_a_place_is_shown_without_the_filter_which_comes_back() -> None:
+    async with running(numbered(300)) as (app, pilot):
+        await press(app, pilot, "4")
+        await answer(app, pilot, "&", "line 0002")
+        app.open_place(LogPlace("n1", 0, 0, "stdout", 101))
+        await see(app, pilot, "line 000100")
+        await until(app, pilot, lambda: "the filter is off for this log" in text_of(app))
+        assert "+line 0002" not in text_of(app)
+        assert app.preferences.log_filter == RecordFilter(("line 0002",)), "it is the job's for all that"
+        await press(app, pilot, "backslash")
+        await see(app, pilot, "line 000200")
+        assert "+line 0002" in text_of(app)
+        app.open_place(LogPlace("n1", 0, 0, "stdout", 101))
+        await see(app, pilot, "line 000100")
+        app.open_log(Target())
+        await until(app, pilot, lambda: "+line 0002" in text_of(app))
