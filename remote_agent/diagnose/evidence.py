@@ -37,6 +37,8 @@ class RankEvidence:
     """Number of the tail's first line in its file, from 1; None: unknown."""
     places: Sequence[tuple[str | None, int | None]] = ()
     """File and line number of each line of a tail that comes from several files; otherwise empty."""
+    nodes: Sequence[str | None] = ()
+    """Who wrote each line of a tail that several nodes wrote; otherwise empty."""
     clock_shift_ns: int = 0
     """Added to a timestamp of this node, gives the time on the coordinator's clock."""
     time_of_line: Callable[[Sequence[str], int], tuple[int, int] | None] | None = None

@@ -64,6 +64,12 @@ _RELATED_NOTES = {
     "host_oom_kill": re.compile(f"{_OOM_NOTE.pattern}|{_PRESSURE_NOTE.pattern}", re.I),
     "cuda_error": re.compile("Xid"),
 }
+# A node in what Slurm, pdsh and the system log say.
+_NODE_SAID = re.compile(
+    r"^srun: error: ([\w.-]+): tasks? |Node failure on ([\w.-]+)|^pdsh@\S+: ([\w.-]+): "
+    r"|^(?:\w{3} {1,2}\d{1,2} [\d:]{8}|\d{4}-\d\d-\d\dT\S+) ([\w.-]+) kernel: "
+    r"|^(?=[\w.-]*\d)([A-Za-z][\w.-]{1,63}): .*Killed process \d"
+)
 _FULL_NOTE = re.compile(r"(.+): (?:0\.0 of .* MiB free|.*, no inode free)")
 _MAX_NOTES = 3
 # A headline has at most this length where a place follows: a summary must not lose the place.
@@ -192,7 +198,7 @@ def read_ranks(every: Iterable[RankEvidence], notes: Mapping[str, Sequence[str]]
 
 def read_rank(evidence: RankEvidence, notes: Sequence[str] = ()) -> Finding:
     """Return what this rank's evidence says; notes: from its node's kernel, cgroup and file systems."""
-    finding = _read(evidence, notes)
+    finding = _with_node(_read(evidence, notes))
     raised = _RAISED_ON.search(evidence.tail) if finding.role == PRIMARY and not finding.named else None
     if raised is not None:
         finding = dataclasses.replace(finding, named=tuple(map(read_number, raised[1].split(", "))))
@@ -202,6 +208,15 @@ def read_rank(evidence: RankEvidence, notes: Sequence[str] = ()) -> Finding:
     related_notes = [note for note in notes if _names(note, evidence) or (related is not None and related.search(note))]
     lines = dict.fromkeys((*finding.evidence, *_as_evidence(evidence, related_notes)))
     return dataclasses.replace(finding, evidence=tuple(lines))
+
+
+def _with_node(finding: Finding) -> Finding:
+    """Return the finding with the node that its first line names: that of a scheduler, or of a host's own log."""
+    if finding.node is not None or not finding.evidence:
+        return finding
+    named = _NODE_SAID.search(finding.evidence[0].text)
+    node = next(filter(None, named.groups())) if named is not None else finding.evidence[0].node
+    return dataclasses.replace(finding, node=node)
 
 
 def _names(note: str, evidence: RankEvidence) -> bool:
@@ -368,7 +383,7 @@ def _cause_in(evidence: RankEvidence, own: list[Trace], in_tail: list[Trace]) ->
         earlier = (
             match is not None and match[0].role in (PRIMARY, GENERIC) and not _ends(evidence.tail, in_tail, *match)
         )
-        if match is not None and meaning is None and _crashed_before(evidence.tail, trace, *match):
+        if match is not None and _crashed_before(evidence.tail, trace, meaning, *match):
             return _from_match(evidence, *match)
         wrapped = meaning is not None and meaning.role == NEUTRAL and match is not None and match[0].role == SECONDARY
         if meaning is None or meaning.role == PRIMARY or not (earlier or wrapped):
@@ -388,10 +403,11 @@ def _ends(text: str, traces: Iterable[Trace], meaning: Signature, match: re.Matc
     return meaning.role == GENERIC and any(trace.last_line == line for trace in traces)
 
 
-def _crashed_before(text: str, trace: Trace, meaning: Signature, match: re.Match[str]) -> bool:
-    """Whether the host or a device crashed before an exception without a meaning of its own."""
+def _crashed_before(text: str, trace: Trace, own: Signature | None, meaning: Signature, match: re.Match[str]) -> bool:
+    """Whether the job was ended before an exception, or a host or device crashed before one without a meaning."""
     line = text.count("\n", 0, match.start())
-    return meaning.role == PRIMARY and meaning.category in _CRASHES and line < trace.first_line and not trace.fault
+    crashed = meaning.category in _CRASHES if own is None else meaning.category == "signal_preempted"
+    return meaning.role == PRIMARY and crashed and line < trace.first_line and not trace.fault
 
 
 def _cause_of(traces: list[Trace]) -> tuple[Trace, Signature | None] | None:
@@ -426,7 +442,9 @@ def _match_in(evidence: RankEvidence, traces: Iterable[Trace]) -> tuple[Signatur
     has_ended = exit_.get("code") is not None or exit_.get("signal") is not None
     lines = [strip_tag(line) for line in lines_of(evidence.tail)]
     ends = [match.start() for match in re.finditer("\n", evidence.tail)]
-    outlived = (each for each in traces if each.unraisable or (has_ended and is_outlived(lines, each)))
+    outlived = (
+        each for each in traces if each.unraisable or each.lost_parent or (has_ended and is_outlived(lines, each))
+    )
     reported = lines_in(lines, outlived)
 
     def counts(meaning: Signature, place: int) -> bool:
@@ -438,7 +456,9 @@ def _match_in(evidence: RankEvidence, traces: Iterable[Trace]) -> tuple[Signatur
         # Steps with a bad loss are judged by the steps that follow.
         if meaning.role not in (PRIMARY, GENERIC) or meaning.category == "nan_loss" or number >= len(lines):
             return True
-        return not is_handled(lines[number]) and not (has_ended and is_survived(lines, number))
+        # A launcher warns that it was told to end.
+        is_warning = is_handled(lines[number]) and meaning.category != "signal_preempted"
+        return not is_warning and not (has_ended and is_survived(lines, number))
 
     match = best_match(evidence.tail, (), counts)
     if match is not None or has_ended:
@@ -523,7 +543,8 @@ def _from_match(evidence: RankEvidence, meaning: Signature, match: re.Match[str]
 def _line(evidence: RankEvidence, number: int) -> EvidenceLine:
     """Return a line of the text, counted from 0, as evidence."""
     text = strip_tag(lines_of(evidence.tail)[number]).strip() if evidence.tail else ""
-    return EvidenceLine(evidence.node, evidence.rank, *evidence.place(number), clip(text))
+    node = evidence.nodes[number] if evidence.nodes else evidence.node
+    return EvidenceLine(node, evidence.rank, *evidence.place(number), clip(text))
 
 
 def _signalled(evidence: RankEvidence, signal: str, notes: Sequence[str]) -> Finding:

@@ -31,6 +31,7 @@ _OF_SYSTEM = frozenset({"permission_import_missing_module"})
 _QUOTES_SYSTEM = re.compile(r"\[Errno \d+\]|\b[A-Z]\w*Error: ")
 # In these functions, data that cannot be unpickled came from other ranks, not from a file.
 _FROM_OTHERS = re.compile("_tensor_to_object|all_gather|broadcast_object")
+_MEETING = re.compile("process_group|new_group|barrier|rendezvous|init_device_mesh")
 # The packages that are Python's own; 3.9 does not list them.
 _OF_PYTHON: frozenset[str] = getattr(sys, "stdlib_module_names", frozenset())
 _ROLE_ORDER = {PRIMARY: 0, GENERIC: 1, SECONDARY: 2, NEUTRAL: 3}
@@ -48,7 +49,15 @@ def meaning_of(trace: Trace) -> Signature | None:
     meaning = match[0]
     if meaning.category == "checkpoint_corrupt" and any(_FROM_OTHERS.search(frame.function) for frame in trace.frames):
         return next(each for each in SIGNATURES if each.title == WRONG_SIZE)
+    if meaning.category == "rendezvous_timeout" and "ms, keys: " in trace.message and not _is_meeting(trace):
+        return None
     return meaning
+
+
+def _is_meeting(trace: Trace) -> bool:
+    """Whether ranks met there, by its words or frames; otherwise the script itself waited for a key of the store."""
+    places = [trace.message, *(frame.function for frame in trace.frames)]
+    return not trace.frames or any(map(_MEETING.search, places))
 
 
 def _is_between_ranks(trace: Trace) -> bool:

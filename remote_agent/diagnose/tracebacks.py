@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # Prefixes of a line: the rank, the process, the logger's time and place, in any combination.
 _TAG = re.compile(
-    r"^(?:\x1b\[[\d;]*m)*(?:\[(?:rank|default)?\d+\]: ?|\[[\w.-]+:\d+\]|\(\w+ (?:\w+=?\d+ )?pid=\d+[^)]*\) ?"
+    r"^(?:\x1b\[[\d;]*m)*(?:\[(?:rank|default)?\d+\]: ?|\[[\w.-]+:\d+\]|\(\w+[ \[](?:\w+=?\d+\]? )?pid=\d+[^)]*\) ?"
     r"|\[\d{4}-\d\d-\d\dT[\d:.,]+Z?\] ?|(?:ERROR|WARNING|INFO|CRITICAL) \d\d-\d\d [\d:]+ \[[\w.]+:\d+\] ?)+"
 )
 _FRAME = re.compile(r'^[\s>]*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:,? in (?P<function>.+?))?\s*$')
@@ -64,13 +64,16 @@ _MARGIN = re.compile(r"^\s*(?:\+-[-+]*(?: \d+ |\.{3})?-*$|\+ (?=Exception Group 
 _LINKS = ("During handling of the above exception", "The above exception was the direct cause")
 # Ends a message of several lines.
 _OTHER_TEXT = re.compile(
-    r"^\s*$|^\[[EWIF]\d{0,4} |^[EWIF]\d{4} |^\[rank\d+\]|^Fatal Python error|^\d{4}-\d\d-\d\d|^(?:Original )?Traceback"
+    r"^\s*$|^\[[EWIF]\d{0,4} |^\[\d{4}-\d\d-\d\d|^[EWIF]\d{4} |^\[rank\d+\]"
+    r"|^Fatal Python error|^\d{4}-\d\d-\d\d|^(?:Original )?Traceback"
     r"|^Exception (?:ignored|in) |^Error in |^--- Logging error|^(?:ERROR:asyncio:)?(?:Task|Future) exception was"
     r"|^ERROR:|^Process \S+:$"
-    # Printed by launchers for a rank that has ended.
-    r"|^(?:srun|slurmstepd|mpirun|prterun): |\bfailed \(exitcode: |^\s*(?:time|host|rank|exitcode|error_file)\s+: "
+    # Printed by launchers and shells for a process that has ended.
+    r"|^\S+: line \d+: +\d+ [A-Z]|^(?:srun|slurmstepd|mpirun|prterun): |\bfailed \(exitcode: "
+    r"|^\s*(?:time|host|rank|exitcode|error_file)\s+: "
 )
 _MESSAGE_LINES = 8
+_CHILD = re.compile(r"(?:^|/)multiprocessing/spawn\.py$")
 _SPAWN = re.compile("torch/multiprocessing/spawn.py$")
 # Frames of libraries, of Python and of our own bootstrap: not where the user looks first.
 _LIBRARY = re.compile(
@@ -146,10 +149,20 @@ class Trace:
 
     @property
     def is_wrapper(self) -> bool:
-        """Whether the exceptions that it stands for are printed below it: a group, or one that torch's spawn raises."""
+        """Whether what it stands for is printed elsewhere.
+
+        It is a group, or one that torch's spawn raises, or that of a process whose parent ended while it started it.
+        """
         if self.group and self.text.startswith("Exception Group"):
             return True
+        if self.lost_parent:
+            return True
         return not self.message.strip() and any(_SPAWN.search(frame.file) for frame in self.frames[-1:])
+
+    @property
+    def lost_parent(self) -> bool:
+        """Whether it is that of a process whose parent ended while it started it."""
+        return any(_CHILD.search(frame.file) and frame.function == "_main" for frame in self.frames[-1:])
 
     @property
     def user_frame(self) -> StackFrame | None:
@@ -248,7 +261,8 @@ def _read_traceback(lines: list[str], start: int) -> tuple[Trace | None, int]:
         line = lines[number]
         frame = _FRAME.match(line)
         if frame is not None:
-            frames.append(StackFrame(frame["file"], read_number(frame["line"]), frame["function"] or ""))
+            file = frame["file"].replace("\\", "/")  # Windows'
+            frames.append(StackFrame(file, read_number(frame["line"]), frame["function"] or ""))
         elif line.strip() and len(line) - len(line.lstrip()) <= indent:
             break
         number += 1

@@ -25,6 +25,7 @@ from remote_agent.diagnose.findings import (
     is_likely_first,
     read_ranks,
 )
+from remote_agent.diagnose.hang.watchdogs import find_mismatch, find_missing
 from remote_agent.diagnose.incidents import EvidenceLine, Incident, Victims
 from remote_agent.diagnose.signatures import CATEGORIES
 from remote_agent.diagnose.signatures.signature import CHILD_FAILED, DIED, PRIMARY, SECONDARY, WRONG_SIZE
@@ -50,14 +51,6 @@ _TO_ALL = ("rendezvous_timeout", "port_in_use", "node_lost", "signal_preempted")
 _TIMED_OUT = re.compile(r"\btim(?:ed|es) ?out|\btimeout", re.IGNORECASE)
 MAX_EVIDENCE = 12
 _MAX_PLACES = 3
-_WORK = re.compile(r"WorkNCCL\(SeqNum=(\d+), OpType=(\w+)")
-# The GUID of a group is the same in all processes.
-_STATUS = re.compile(
-    r"\[(?:PG (?:[^\]\n]*GUID )?(?P<group>[^\]\n]*?) ?)?Rank \d+\][^\n]*last enqueued (?:NCCL )?work: (?P<number>\d+)",
-    re.IGNORECASE,
-)
-# Waiting ranks of one group are within a few collectives of each other: numbers far apart are of different groups.
-_NEAR = 16
 _UNREACHABLE = re.compile(r"client socket has failed to connect to any network address of \(([^()]{1,200})\)")
 _LOOPBACK = re.compile(r"[Gg]loo.*(?:remote=|connect )\[(127\.[\d.]+|::1)\]")
 _STORE_TIMEOUT = re.compile(r"wait timeout after \d+ms")
@@ -93,6 +86,7 @@ def verdict(evidence: Sequence[RankEvidence], context: JobContext) -> Incident:
         _node_lost(findings, context)
         or _loopback(findings, context)
         or _own_failure(findings, context, lost)
+        or _mismatch(evidence, findings, context)
         or _missing_rank(evidence, findings, context)
         or _exited_early(evidence, findings, context)
         or _wrong_address(evidence, findings)
@@ -191,7 +185,8 @@ def _own_failure(findings: list[Finding], context: JobContext, lost: int | None)
     if not own and any(not _clearly_before(first, each, context) for each in findings if each.role == SECONDARY):
         confidence = "unknown"
     ranks = [each.rank for each in same if each.rank is not None]
-    nodes = {each.node for each in same}
+    of_ranks = [each for each in same if each.rank is not None] or same
+    nodes = {each.node for each in of_ranks}
     odd = _odd_one_out(first, findings, ranks, context)
     if odd is None and first.rank is None and first.category not in _TO_ALL:
         odd = lost
@@ -217,7 +212,7 @@ def _own_failure(findings: list[Finding], context: JobContext, lost: int | None)
         headline=first.text,
         hint="; ".join([*_whole_nodes(ranks if blames_ranks else [], context), *([first.hint] if first.hint else [])]),
         ranks=ranks if blames_ranks else [],
-        node=first.node if len(nodes) == 1 and scope != "not_in_text" else None,
+        node=of_ranks[0].node if len(nodes) == 1 and scope != "not_in_text" else None,
     )
 
 
@@ -302,6 +297,30 @@ def _failed_first(findings: list[Finding], context: JobContext, lost: int | None
     text = "failed first according to its peers; its own output does not say why"
     hint = f"check the output of rank {lost}, and the kernel log of its node"
     return _Cause(broken[0].category, text, hint, "one_rank", ranks=[lost], node=context.node_of(lost))
+
+
+def _mismatch(evidence: Sequence[RankEvidence], findings: list[Finding], context: JobContext) -> _Cause | None:
+    """Ranks waited for each other in different collectives, or in one of different sizes."""
+    mismatch = find_mismatch(evidence)
+    if mismatch is None or any(each.role == PRIMARY for each in findings):
+        return None
+    by_call: dict[str, list[int]] = {}
+    for rank, call in sorted(mismatch.calls.items()):
+        by_call.setdefault(call, []).append(rank)
+    odd = list(mismatch.odd)
+    nodes = context.nodes_of(odd)
+    order = sorted(by_call, key=lambda call: by_call[call] != odd)
+    calls = ", ".join(f"{call} on {name_ranks(by_call[call])}" for call in order)
+    category = "collective_desync"
+    return _Cause(
+        findings=[each for each in findings if each.rank in odd],
+        scope=_scope_of(odd) if odd else "not_in_text",
+        category=category,
+        headline=f"collective number {mismatch.number} is not the same on all ranks: {calls}",
+        hint=CATEGORIES[category].hint,
+        ranks=odd,
+        node=nodes.pop() if len(nodes) == 1 else None,
+    )
 
 
 def _missing_rank(evidence: Sequence[RankEvidence], findings: list[Finding], context: JobContext) -> _Cause | None:
@@ -591,56 +610,11 @@ def _ranks_of(findings: Iterable[Finding]) -> list[int]:
     return [each.rank for each in findings if each.rank is not None]
 
 
-class _TimedOut(NamedTuple):
-    """A rank whose watchdog timed out."""
-
-    rank: int
-    seq: int
-    collective: str
-
-
 def _find_missing(evidence: Sequence[RankEvidence], context: JobContext) -> MissingRanks | None:
-    """Return the missing ranks: {collective, seq, waiting, missing, stacks}; None if the texts do not show them."""
-    matches = ((each.rank, _WORK.search(each.tail)) for each in evidence)
-    waits = [
-        _TimedOut(rank, read_number(work[1]), work[2])
-        for rank, work in matches
-        if rank is not None and work is not None
-    ]
-    if not waits:
-        return None
-    queued = _queued(evidence, waits)
-    seq, collective = Counter((wait.seq, wait.collective) for wait in waits).most_common(1)[0][0]
-    behind = {rank for rank, number in queued.items() if seq - _NEAR <= number < seq}
-    waiting = {wait.rank for wait in waits} | {rank for rank, number in queued.items() if number >= seq}
-    world = {rank for ranks in context.ranks_per_node.values() for rank in ranks}
-    world |= set(range(context.world_size or 0))
+    """Return the ranks that never reached the collective in which the watchdogs of the others gave up."""
+    world = {rank for ranks in context.ranks_per_node.values() for rank in ranks} | set(range(context.world_size or 0))
     away = {rank for node in context.lost_nodes for rank in context.ranks_of(node)}
-    missing = behind or world - waiting - away
-    # If only the texts show which ranks there were, a single one is not a group.
-    if context.world_size is None and len(waiting) < 2:
-        return None
-    # One late watchdog in a large group proves nothing: most ranks must be waiting.
-    if not missing or len(missing) > max(1, len(waiting) // 2) or len(missing) >= len(world or waiting):
-        return None
-    return {
-        "collective": collective,
-        "seq": seq,
-        "waiting": sorted(waiting - missing),
-        "missing": sorted(missing),
-        "stacks": {},
-    }
-
-
-def _queued(evidence: Sequence[RankEvidence], waits: list[_TimedOut]) -> dict[int, int]:
-    """Return the last collective that each rank queued in the waiting group; at least the one that it waits for."""
-    states = {each.rank: match for each in evidence if each.rank is not None and (match := _STATUS.search(each.tail))}
-    groups = Counter(states[wait.rank]["group"] for wait in waits if wait.rank in states)
-    group = groups.most_common(1)[0][0] if groups else None
-    queued = {
-        rank: read_number(state["number"]) for rank, state in states.items() if groups and state["group"] == group
-    }
-    return {**{wait.rank: wait.seq for wait in waits if wait.rank not in states}, **queued}
+    return find_missing(evidence, world, away, all_known=context.world_size is not None)
 
 
 def _find_wrong_address(evidence: Sequence[RankEvidence]) -> tuple[int, str] | None:

@@ -7,22 +7,26 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from remote_agent.diagnose.evidence import JobContext, RankEvidence
+from remote_agent.diagnose.hang.watchdogs import gave_up
 from remote_agent.diagnose.last_words import OTHER_FILE, is_progress
 from remote_agent.diagnose.nccl import NcclText
+from remote_agent.diagnose.signatures import CATEGORIES
 from remote_agent.diagnose.signatures.launcher import KILLS_ITSELF
 from remote_agent.diagnose.tracebacks import HEAD, find_traces, read_error_document
 from remote_agent.diagnose.verdict import verdict
+from remote_agent.text.names import name_ranks, read_number
 from supervisor.postmortem.files import LeaveOut, RunFile, find
 from supervisor.postmortem.flights import FlightRecords
 from supervisor.postmortem.journal import Generation, RankRecord, read_journal
-from supervisor.postmortem.lines import FileLine, time_of_line
-from supervisor.postmortem.ranks import of_one_rank, split_ranks
+from supervisor.postmortem.lines import FileLine, Times
+from supervisor.postmortem.ranks import RankLines, of_one_rank, split_ranks
 from supervisor.postmortem.reading import Progress, read_all
 
 if TYPE_CHECKING:
@@ -45,16 +49,24 @@ _SHELL_REPORT = re.compile(r"(?:^|: +\d+ )Killed\b")
 _OTHER_FILE = ("", OTHER_FILE)
 # A file whose lines name no rank, but whose own name does.
 _NAMED_BY_FILE = re.compile(r"^rank[._-]?(\d{1,5})(?=[._-])")
+_SUMMARY = re.compile(r"\s*(?:time|exitcode)\s*: (-?[\d:_-]+)")
 _LAUNCHER = re.compile(r"torch[./]distributed[./](?:elastic|launcher|run)\b")
-# lines.py puts timestamps without a year into 1970.
-YEAR_UNKNOWN_NS = 366 * 86_400 * 1_000_000_000
 
+# No job ran before 1980: an earlier time has got its year from this program.
+_YEAR_KNOWN_NS = 10 * 366 * 86_400 * 1_000_000_000
 _MEETINGS = re.compile(
-    r"\bCCL\b|\b[NR]CCL\b|nccl==|process[ _]group|distributed|rendezvous|c10d|world[ _]size|\bbarrier\b|waiting for",
+    r"\bCCL\b|\b[NR]CCL\b|nccl==|process[ _]group|distributed|rendezvous|c10d|world[ _]size|\bbarrier\b|waiting for"
+    r"|global_rank",
     re.IGNORECASE,
 )
 # Every match contains one of these words: looking for words is much faster.
-_OF_MEETINGS = ("ccl", "process", "distributed", "rendezvous", "c10d", "world", "barrier", "waiting for")
+_OF_MEETINGS = ("ccl", "process", "distributed", "rendezvous", "c10d", "world", "barrier", "waiting for", "global_rank")
+# A rank that says that it is here, or waits, and of how many it is one.
+_PRESENT = re.compile(
+    r"for rank: (?P<waits>\d+), .*\bworld_size=(?P<of>\d+)|GLOBAL_RANK: (?P<is>\d+), MEMBER: \d+/(?P<of2>\d+)"
+)
+_PROCESS_OF = re.compile(r"\b[Rr]ank (?P<rank>\d+),? pid[ =:]{1,2}(?P<pid>\d+)\b")
+_OF_PROCESS = re.compile(r"Killed process (\d+)\b|\btask [^\s:]+:(\d+) blocked for")
 _UNCAUGHT = re.compile(r"Traceback \(most recent call last\)|Fatal Python error|terminate called")
 # Half-precision training sometimes reduces the scale of the loss: harmless if this many good steps follow.
 _SKIPPED = re.compile(r"OVERFLOW! Rank \d+ Skipping step|\b(?:[Ll]oss|grad[_ ]norm)['\"]?[:=]? ?(?:nan|NaN)\b")
@@ -73,6 +85,13 @@ _ENDS = re.compile(
     r"|Connection (?:reset|closed)|^srun: |^slurmstepd: "
 )
 _END_LINES = 10
+# What launchers and servers print last of a run that did what it should, and scripts.
+_SUCCEEDED = re.compile(
+    r"exits successfully|WorkerState\.SUCCEEDED|worker group successfully finished|Application shutdown complete"
+)
+_FINISHED = re.compile(r"\b(?:[Tt]raining|TRAINING|[Jj]ob|[Rr]un) (?:has )?(?:finished|completed?|done|succeeded)\b")
+_RETRIES = re.compile(r"\bretr(?:y|ying|ies)\b")
+_SERVED = re.compile(r'HTTP/\d\.\d" 2\d\d\b')
 # These are retried, mostly with success.
 _TRIED_AGAIN = ("rendezvous_timeout", "gloo_connection_reset")
 
@@ -81,7 +100,7 @@ def diagnose(
     paths: Sequence[Path], progress: Progress = lambda _bytes: None, leave_out: LeaveOut = lambda _why: None
 ) -> Diagnosis:
     """Return {incidents, nccl} of the files under these paths; raises UsageError, OSError."""
-    nccl = NcclText()
+    nccl, times = NcclText(), Times()
     runs: dict[tuple[str, int], Generation] = {}
     flights = FlightRecords()
     files = find(paths, leave_out)
@@ -102,14 +121,17 @@ def diagnose(
     logs = [file for file in files if file.stream not in ("journal", "error", "flight")]
     with closing(read_all([file.path for file in logs], progress)) as read:
         for lines, file in zip(read, logs, strict=True):
+            times.learn(lines)
             _add_lines(file, lines, _generation(runs, file), nccl)
     _join_loose(runs)
-    failed = [(run, _verdict(run, number)) for number, run in enumerate(_in_order(runs), 1) if not run.succeeded]
+    for run in runs.values():
+        _give_to_ranks(run)
+    failed = [(run, _verdict(run, number, times)) for number, run in enumerate(_in_order(runs), 1) if not run.succeeded]
     incidents = [document for run, incident in failed for document in _incidents(run, incident)]
     ended_well = any(run.succeeded for run in runs.values())
     cut_short = bool(failed) and (failed[-1][0].stopped_on_request() or failed[-1][0].is_running())
     if not incidents and failed and not ended_well and not cut_short and never_started(texts := _texts(failed[-1][0])):
-        incidents = [_hang(failed[-1][1], texts[-1]).to_json()]
+        incidents = [_hang(failed[-1][1], texts).to_json()]
     nodes = {node: ranks for run in runs.values() for node, ranks in run.nodes.items()}
     incidents = flights.explain(incidents, nodes)
     numbered: list[IncidentDocument] = [{**document, "id": number} for number, document in enumerate(incidents, 1)]
@@ -128,9 +150,23 @@ def _incidents(run: Generation, incident: Incident) -> list[IncidentDocument]:
     cause = failure["category"], failure["culprit_ranks"]
     is_known = any(one["traceback"] and (one["category"], one["culprit_ranks"]) == cause for one in hang)
     ranks = {number: each.lines for number, each in run.ranks.items()}
-    if is_known or _is_empty(incident) or was_retried(incident, (line for own in ranks.values() for line in own)):
+    if (
+        is_known
+        or _is_empty(incident)
+        or ended_well(incident, _texts(run))
+        or was_retried(incident, (line for own in ranks.values() for line in own))
+    ):
         return hang
     return hang if not run.nodes and was_survived(incident, ranks) else [*hang, failure]
+
+
+def ended_well(incident: Incident, texts: Sequence[str]) -> bool:
+    """Whether the text ends with success, and nothing in the incident shows that a process failed by itself."""
+    if incident.exit_code is not None or incident.exit_signal is not None or incident.traceback is not None:
+        return False
+    last = next((at for at in range(len(texts) - 1, -1, -1) if _SUCCEEDED.search(texts[at])), None)
+    fails = any(_ENDS.search(each.text) and not _RETRIES.search(each.text) for each in incident.evidence)
+    return last is not None and not fails and not any(_ENDS.search(text) for text in texts[last + 1 :])
 
 
 def _texts(run: Generation) -> list[str]:
@@ -153,6 +189,24 @@ def _join_loose(runs: dict[tuple[str, int], Generation]) -> None:
         rank.lines += loose.lines
 
 
+def _give_to_ranks(run: Generation) -> None:
+    """Give each rank the lines of a kernel that are about its process, where the ranks' texts say which that is."""
+    unowned = run.ranks.get(None)
+    if unowned is None or not any(_OF_PROCESS.search(line.text) for _, line in unowned.lines):
+        return
+    said = (match for each in run.ranks.values() for _, line in each.lines if (match := _PROCESS_OF.search(line.text)))
+    ranks = {match["pid"]: read_number(match["rank"]) for match in said}
+    left = []
+    for name, line in unowned.lines:
+        about = _OF_PROCESS.search(line.text)
+        rank = None if about is None else ranks.get(about[1] or about[2])
+        if rank is None:
+            left.append((name, line))
+        else:
+            run.rank(rank).lines.append((name, line))
+    unowned.lines[:] = left
+
+
 def _generation(runs: dict[tuple[str, int], Generation], file: RunFile) -> Generation:
     return runs.setdefault((file.group, file.generation), Generation(file.generation))
 
@@ -170,15 +224,43 @@ def _add_lines(file: RunFile, lines: list[FileLine], run: Generation, nccl: Nccl
     if named is not None and all(rank_lines.rank is None for rank_lines in by_rank):
         run.rank(int(named[1])).lines += [(name, line) for line in of_one_rank(lines)]
         return
-    blamed = [rank_lines.rank for rank_lines in by_rank if rank_lines.blamed]
+    author, launcher = _author_of_untagged(by_rank)
     for rank_lines in by_rank:
-        launcher = _launcher_lines(rank_lines.lines) if rank_lines.rank is None and len(blamed) == 1 else set()
         for line in rank_lines.lines:
-            # If a launcher reports one failure only, the lines without a tag are mostly of the failed rank.
-            is_blamed = rank_lines.rank is None and len(blamed) == 1 and line.number not in launcher
-            rank = run.rank(blamed[0] if is_blamed else rank_lines.rank)
-            rank.node = rank.node or rank_lines.node
+            is_authors = rank_lines.rank is None and author is not None and line.number not in launcher
+            rank = run.rank(author if is_authors else rank_lines.rank)
+            # The lines of no rank may be of several nodes.
+            rank.node = rank.node or (rank_lines.node if rank_lines.rank is not None else None)
             rank.lines.append((name, line))
+
+
+def _author_of_untagged(by_rank: Sequence[RankLines]) -> tuple[int | None, set[int]]:
+    """Return the rank that wrote most lines without a tag, if that can be told, and the numbers of a launcher's lines.
+
+    It is the only one that the launcher reports as failed. Not where its own watchdog shows why it ended, nor where
+    another one ended with the same code in the same second, nor where several processes raised the same exception.
+    """
+    untagged = next((each.lines for each in by_rank if each.rank is None), [])
+    blamed = [each for each in by_rank if each.blamed]
+    if len(blamed) != 1 or not untagged:
+        return None, set()
+    launcher = _launcher_lines(untagged)
+    traces = find_traces("\n".join(line.text for line in untagged if line.number not in launcher))
+    several = Counter(trace.text for trace in traces if trace.text.startswith(HEAD)).most_common(1)
+    ends = [_ends_in(each.lines) for each in by_rank if each.rank is not None]
+    own = _ends_in(blamed[0].lines)
+    if (several and several[0][1] > 1) or (own and ends.count(own) > 1) or gave_up(_text_of(blamed[0].lines)):
+        return None, set()
+    return blamed[0].rank, launcher
+
+
+def _ends_in(lines: Iterable[FileLine]) -> list[str]:
+    """Return time and exit code of a rank in a launcher's summary."""
+    return [match[1] for line in lines if (match := _SUMMARY.match(line.text))]
+
+
+def _text_of(lines: Iterable[FileLine]) -> str:
+    return "\n".join(line.text for line in lines)
 
 
 def _launcher_lines(lines: list[FileLine]) -> set[int]:
@@ -197,10 +279,10 @@ def _launcher_lines(lines: list[FileLine]) -> set[int]:
 def _without_srun_cancel(lines: list[FileLine]) -> list[FileLine]:
     """Return the lines without the cancellation of a step that srun cancelled because one of its tasks had died."""
     cancelled = {line.number for line in lines if _STEP_CANCELLED.search(line.text)}
-    if not cancelled:
+    died = next((line.number for line in lines if _TASK_DIED.match(line.text)), None)
+    if not cancelled or died is None:
         return lines
     if not any(_SRUN_TERMINATES.match(line.text) for line in lines):
-        died = next((line.number for line in lines if _TASK_DIED.match(line.text)), max(cancelled))
         cancelled = {number for number in cancelled if number > died}
     return [line for line in lines if line.number not in cancelled]
 
@@ -211,11 +293,11 @@ def _without_server_kill(lines: list[FileLine]) -> list[FileLine]:
     return [line for line in lines if ended is None or line.number < ended or not _SHELL_REPORT.search(line.text)]
 
 
-def _verdict(run: Generation, number: int) -> Incident:
+def _verdict(run: Generation, number: int, times: Times) -> Incident:
     named = {rank: node for node, ranks in run.nodes.items() for rank in ranks}
     # A running rank has caught what it printed; a scheduler, however, may know of an end that the journal lacks.
     ended = {rank: record for rank, record in run.ranks.items() if rank is None or not run.is_running()}
-    evidence = [_evidence(rank, record, named, run.shifts_ns) for rank, record in ended.items()]
+    evidence = [_evidence(rank, record, named, run.shifts_ns, times) for rank, record in ended.items()]
     everyone = sorted(rank for rank in run.ranks if rank is not None)
     context = JobContext(
         generation=run.number,
@@ -228,16 +310,18 @@ def _verdict(run: Generation, number: int) -> Incident:
         clock_error_ms=run.clock_error_ms,
     )
     incident = verdict(evidence, context)
-    # Timestamps without a year only order lines.
-    known = incident.time_ns is not None and incident.time_ns > YEAR_UNKNOWN_NS
-    return incident if known else dataclasses.replace(incident, time_ns=None)
+    # Timestamps without a year only order lines; a journal and an error file have one.
+    known = incident.time_ns is not None and (times.has_year or incident.time_ns > _YEAR_KNOWN_NS)
+    # Somebody else's job cannot be asked by a command of ours.
+    hint = incident.hint if run.nodes else incident.hint.replace("supervisor stacks", "py-spy dump --pid PID")
+    return dataclasses.replace(incident, time_ns=incident.time_ns if known else None, hint=hint)
 
 
 def _evidence(
-    rank: int | None, record: RankRecord, named: Mapping[int, str], shifts_ns: Mapping[str, int]
+    rank: int | None, record: RankRecord, named: Mapping[int, str], shifts_ns: Mapping[str, int], times: Times
 ) -> RankEvidence:
     node = record.node or (named.get(rank) if rank is not None else None)
-    texts, places = _joined(record.lines)
+    texts, places, nodes = _joined(record.lines)
     exact = {} if record.raised_ns is None else {"timestamp_ns": record.raised_ns}
     return RankEvidence(
         rank=rank,
@@ -247,14 +331,18 @@ def _evidence(
         tail="\n".join(texts),
         files={"error": record.error_file} if record.error_file else {},
         places=places,
+        nodes=nodes if rank is None and node is None else (),
         clock_shift_ns=shifts_ns.get(node or "", 0) if record.shift_ns is None else record.shift_ns,
-        time_of_line=time_of_line,
+        time_of_line=times.of_line,
     )
 
 
-def _joined(lines: Sequence[tuple[str, FileLine]]) -> tuple[list[str], list[tuple[str, int | None]]]:
-    """Return the texts of lines and their places, with a separator between two files."""
+def _joined(
+    lines: Sequence[tuple[str, FileLine]],
+) -> tuple[list[str], list[tuple[str, int | None]], list[str | None]]:
+    """Return the texts of lines, their places and their nodes, with a separator between two files."""
     texts: list[str] = []
+    nodes: list[str | None] = []
     places: list[tuple[str, int | None]] = []
     last = ""
     for name, line in lines:
@@ -262,23 +350,39 @@ def _joined(lines: Sequence[tuple[str, FileLine]]) -> tuple[list[str], list[tupl
             if last not in ("", name):
                 texts += _OTHER_FILE
                 places += [(name, None)] * len(_OTHER_FILE)
+                nodes += [None] * len(_OTHER_FILE)
             last = name
         texts.append(line.text)
         places.append((name, line.number))
-    return texts, places
+        nodes.append(line.node)
+    return texts, places, nodes
 
 
 def _is_empty(incident: Incident) -> bool:
     return incident.scope == "not_in_text" and incident.category == "other" and not incident.evidence
 
 
-def _hang(incident: Incident, last: str) -> Incident:
+def _hang(incident: Incident, texts: Sequence[str]) -> Incident:
     """Return the verdict of a text that ends without a failure before the first step."""
+    present = [match for text in texts if (match := _PRESENT.search(text))]
+    ranks = [read_number(match["waits"] or match["is"]) for match in present]
+    absent = sorted(
+        set(range(max((read_number(match["of"] or match["of2"]) for match in present), default=0))) - {*ranks}
+    )
+    # A rank repeats that it waits; it says once that it is there.
+    twice = sorted({rank for rank in ranks if sum(match["is"] == str(rank) for match in present) > 1})
+    met = dataclasses.replace(incident, category="rendezvous_timeout", hint=CATEGORIES["rendezvous_timeout"].hint)
+    if twice and absent:
+        said = f"{name_ranks(twice)} of {len({*ranks, *absent})} were started twice, and {name_ranks(absent)} never"
+        return dataclasses.replace(met, summary=said, hint="give each node its own node rank (--node-rank, NODE_RANK)")
+    if len(absent) == 1 and len({*ranks}) > 1:
+        said = f"rank {absent[0]} never came: all other {len({*ranks})} ranks say that they are there or wait"
+        return dataclasses.replace(met, scope="one_rank", culprit_ranks=(absent[0],), summary=said)
     return dataclasses.replace(
         incident,
         category="hang_no_output",
-        summary=f"no failure in the log, which ends with: {last.strip()[:120]}",
-        hint="if the job hangs there, `supervisor stacks` or py-spy dump --pid show where its ranks are",
+        summary=f"no failure in the log, which ends with: {texts[-1].strip()[:120]}",
+        hint="if the job hangs there, py-spy dump --pid PID shows where a rank is",
     )
 
 
@@ -286,7 +390,7 @@ def never_started(lines: Iterable[str]) -> bool:
     """Whether the text ends while the ranks meet each other, before any step."""
     meets = False
     for text in lines:
-        if is_progress(text):
+        if is_progress(text) or any(each.search(text) for each in (_SUCCEEDED, _FINISHED, _SERVED)):
             return False
         meets = meets or _matches(text, _OF_MEETINGS, _MEETINGS)
     return meets

@@ -1,14 +1,16 @@
 """Lines of log files without what runners, loggers and terminals add to them.
 
 In: lines of a file. Out: the same lines as they were printed; tracebacks in one piece, without prefixes; the time at
-which a line was written, as far as the text shows it. Without a year or a zone, times only order the lines of one run.
+which a line was written, as far as the text shows it. Without a year everywhere, or a zone, times only order lines.
 """
 
 from __future__ import annotations
 
 import calendar
+import datetime
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from remote_agent.diagnose.json_lines import shown_lines
@@ -16,6 +18,8 @@ from remote_agent.diagnose.tracebacks import HEAD
 
 # Colours, titles and other control sequences of terminals.
 _CONTROL = re.compile(r"\x1b\[[\d;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+# A launcher's record that has been printed behind a line that had no end yet.
+_GLUED = re.compile(r"(?<=\S)(?:WARNING|ERROR|INFO):torch\.distributed\..*")
 # A traceback is searched for in this many lines below its head; it has at least this many lines.
 _NEAR = 200
 _LEAST = 3
@@ -23,10 +27,25 @@ _DIGIT = re.compile(r"\d")
 # A timestamp further above a line without one may be much older.
 LINES_BACK = 200
 SECOND_NS = 1_000_000_000
-DAY_NS = 86_400 * SECOND_NS
-_ISO = re.compile(r"(\d{4})-(\d\d)-(\d\d)[ T_](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
-# glog, which torch's C++ code uses: E0709 17:05:38.162555, E709 17:05:38.162555850.
-_GLOG = re.compile(r"\b[EWIF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,9})")
+# So long after the record above it may a line have been written that has no time of its own.
+LATER_NS = 60 * SECOND_NS
+_CLOCK = r"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)"
+_ISO = re.compile(rf"(?P<year>\d{{4}})-(?P<month>\d\d)-(?P<day>\d\d)[ T_]{_CLOCK}(?:[.,](?P<fraction>\d{{1,9}}))?")
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+# Times without a year: glog, which torch's C++ code uses (E0709 17:05:38.162555, E709 17:05:38.162555850), and syslog
+# (Jul  9 17:05:38); the kernel's log may have the year at the end.
+_NO_YEAR = (
+    re.compile(rf"\b[EWIF](?P<month>\d{{1,2}})(?P<day>\d\d) {_CLOCK}\.(?P<fraction>\d{{1,9}})"),
+    re.compile(rf"\b(?P<month>{'|'.join(_MONTHS)}) {{1,2}}(?P<day>\d{{1,2}}) {_CLOCK}(?: (?P<year>\d{{4}})\b)?"),
+)
+# What a collector may put before each line: something without a blank or two, then a bar, an arrow or a bracket. Not a
+# level or a number in brackets, which loggers and launchers print.
+_PREFIX = re.compile(
+    r"(?:[^\s|>]{1,60}[ \t]{1,20}){0,2}[^\s|>]{1,60}[ \t]{0,20}(?:[|>][ \t]|[|>]$)|\[(?!\w+\])[^\]\s]{1,80}\][ \t]"
+)
+_SHARED = 0.6
+# Of a time without a year, where no other line has one.
+_SOME_YEAR = 1972
 
 
 class FileLine(NamedTuple):
@@ -34,18 +53,39 @@ class FileLine(NamedTuple):
 
     number: int
     text: str
+    node: str | None = None
+    """Who wrote it, where its text said so."""
 
 
 def clean(text: str) -> str:
     """Return a line without colours and control characters, as a terminal finally shows it."""
     text = text.rstrip("\r\n")
-    return text if text.isprintable() else _CONTROL.sub("", text).rpartition("\r")[2]
+    text = text if text.isprintable() else _CONTROL.sub("", text).rpartition("\r")[2]
+    return _GLUED.sub("", text) if ":torch.distributed." in text else text
 
 
 def without_json(lines: Sequence[FileLine]) -> list[FileLine]:
     """Return the lines with JSON records replaced by their text as a terminal would show it, with the rank's tag."""
     return [
         shown for line in lines for shown in [line._replace(text=text) for text in shown_lines(line.text)] or [line]
+    ]
+
+
+def without_collector(lines: Sequence[FileLine], keeps: Callable[[str], object]) -> list[FileLine]:
+    """Return the lines without a prefix of one shape that most of them share; `keeps` tells one that says more."""
+    found = [match.group() if (match := _PREFIX.match(line.text)) else "" for line in lines]
+    shapes = [" ".join(re.sub(r"\d+", "0", prefix).split()) for prefix in found]
+    written = sum(bool(line.text.strip()) for line in lines)
+    shape, count = next(iter(Counter(filter(None, shapes)).most_common(1)), ("", 0))
+    if (
+        count < 2
+        or count < _SHARED * written
+        or any(own == shape and keeps(prefix) for own, prefix in zip(shapes, found, strict=True))
+    ):
+        return list(lines)
+    return [
+        line._replace(text=line.text[len(prefix) :]) if own == shape else line
+        for line, own, prefix in zip(lines, shapes, found, strict=True)
     ]
 
 
@@ -79,43 +119,83 @@ def _one_traceback(near: list[FileLine], before: str) -> list[FileLine]:
     return []
 
 
-def time_in(text: str) -> int | None:
-    """Return the first timestamp in a line; None if it has none."""
-    iso = _ISO.search(text)
-    if iso is not None:
-        return _ns([int(part) for part in iso.groups()[:6]], iso[7])
-    glog = _GLOG.search(text)
-    if glog is not None:
-        return _ns([1970, *(int(part) for part in glog.groups()[:5])], glog[6])
-    return None
+class Times:
+    """When lines were written: a time without a year is of the year in which it is nearest to those of other lines."""
 
+    def __init__(self) -> None:
+        """Know of no line yet."""
+        self._near: datetime.datetime | None = None
+        self.has_year = False
+        """Whether a line had a year; otherwise times only order the lines."""
 
-def time_of_line(lines: Sequence[str], index: int) -> tuple[int, int] | None:
-    """Return the timestamp of a line, or the nearest one above it, and its uncertainty in ns.
+    def learn(self, lines: Iterable[FileLine]) -> None:
+        """Look at the lines of one more file until one of them has a year."""
+        for line in lines if not self.has_year else ():
+            found = _time_in(line.text)
+            if found is not None and (found.has_year or self._near is None):
+                self._near, self.has_year = found.at, found.has_year
+            if self.has_year:
+                return
 
-    The uncertainty of a timestamp in whole seconds follows from the lines after it.
-    """
-    for number in range(index, max(-1, index - LINES_BACK), -1):
-        t_ns = time_in(lines[number])
-        if t_ns is not None:
-            return t_ns, 0 if t_ns % SECOND_NS else _uncertainty(lines[index + 1 : index + LINES_BACK], t_ns)
-    return None
+    def of_line(self, lines: Sequence[str], index: int) -> tuple[int, int] | None:
+        """Return the timestamp of a line, or the nearest one above it, and its uncertainty in ns.
 
-
-def _uncertainty(after: Sequence[str], t_ns: int) -> int:
-    """Return how long after t_ns, the start of a second, a line before these may have been written."""
-    for line in after:
-        later = time_in(line)
-        # One of the two may lack the year.
-        after_ns = 0 if later is None else (later - t_ns) % DAY_NS
-        if after_ns:
-            return min(after_ns, SECOND_NS)
-    return SECOND_NS
-
-
-def _ns(parts: list[int], fraction: str | None) -> int | None:
-    year, month, day, *rest = parts
-    if not (1 <= month <= 12 and 1 <= day <= 31):
+        The uncertainty of a timestamp in whole seconds, or of another record's, follows from the lines after it.
+        """
+        for number in range(index, max(-1, index - LINES_BACK), -1):
+            t_ns = self._in(lines[number])
+            if t_ns is not None:
+                is_own = number == index or any(HEAD in line for line in lines[number : number + 2])
+                most_ns = 0 if is_own and t_ns % SECOND_NS else SECOND_NS if is_own else LATER_NS
+                return t_ns, self._uncertainty(lines[index + 1 : index + LINES_BACK], t_ns, most_ns)
         return None
-    seconds = calendar.timegm((year, month, day, *rest, 0, 0, 0))
-    return seconds * 1_000_000_000 + int((fraction or "0").ljust(9, "0"))
+
+    def _uncertainty(self, after: Sequence[str], t_ns: int, most_ns: int) -> int:
+        """Return how long after t_ns a line before these may have been written."""
+        later = (time for line in after if (time := self._in(line)) is not None and time > t_ns)
+        return min(next(later, t_ns + most_ns) - t_ns, most_ns) if most_ns else 0
+
+    def _in(self, text: str) -> int | None:
+        """Return the first timestamp in a line, in ns; None if it has none."""
+        found = _time_in(text)
+        if found is None:
+            return None
+        at = found.at
+        if not found.has_year and self._near is not None:
+            near = self._near
+            years = (_in_year(at, near.year + more) for more in (-1, 0, 1))
+            at = min(years, key=lambda one: abs(one - near))
+        return calendar.timegm(at.timetuple()) * SECOND_NS + found.fraction_ns
+
+
+class _Time(NamedTuple):
+    at: datetime.datetime
+    fraction_ns: int
+    has_year: bool
+
+
+def _time_in(text: str) -> _Time | None:
+    """Return the first timestamp in a line, in a leap year of long ago where it has none."""
+    found = _ISO.search(text) or next((match for each in _NO_YEAR if (match := each.search(text))), None)
+    if found is None:
+        return None
+    parts = found.groupdict()
+    year, month = parts.get("year"), parts["month"]
+    month = str(_MONTHS.index(month) + 1) if month in _MONTHS else month
+    names = ("day", "hour", "minute", "second")
+    day, hour, minute, second = (int(parts[name]) for name in names)
+    try:
+        at = datetime.datetime(
+            int(year or _SOME_YEAR), int(month), day, hour, minute, second, tzinfo=datetime.timezone.utc
+        )
+    except ValueError:
+        return None
+    return _Time(at, int((parts.get("fraction") or "0").ljust(9, "0")), year is not None)
+
+
+def _in_year(at: datetime.datetime, year: int) -> datetime.datetime:
+    """Return the time in another year, which may have no 29 February."""
+    try:
+        return at.replace(year=year)
+    except ValueError:
+        return at.replace(year=year, day=28)

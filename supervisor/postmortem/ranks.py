@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 
 from remote_agent.diagnose.signatures.launcher import WORKER_DIED
 from remote_agent.text.names import read_number
-from supervisor.postmortem.lines import FileLine, without_json, without_prefixes
+from supervisor.postmortem.lines import FileLine, without_collector, without_json, without_prefixes
 
 # Tags of every line: a line without one belongs to no rank.
 _LINE_TAGS = (
@@ -28,7 +28,8 @@ _LINE_TAGS = (
         r"(?:out|err)>: ?"
     ),
     re.compile(r"^\[rank: (?P<rank>\d+)\] "),
-    re.compile(r"^\[(?:default|[A-Za-z_]+?)(?P<rank>\d+)\]:"),
+    # torchrun's tee puts the role there, which may be called otherwise.
+    re.compile(r"^\[(?:default|\w*(?:trainer|worker|learner|actor|rank))(?P<rank>\d+)\]:"),
     re.compile(r"^(?P<node>[\w.-]+):(?P<rank>\d+)\| "),
     # Open MPI puts the process id there when it reports a signal.
     re.compile(r"^\[(?P<node>[A-Za-z][\w.-]*):(?P<rank>\d{1,4})\](?! (?:\*\*\*|Signal|Failing|\[ ?\d+\]) ?)"),
@@ -43,15 +44,20 @@ _RECORD_TAGS = (
     re.compile(r"^(?:\[[^\]]*\] ?)?\[[^\]]*\b[Rr]ank (?P<rank>\d+)\]"),
     re.compile(r"^\[[\d\-: ,.]+ (?:DP\d+ )?TP(?P<rank>\d+)\b[^\]]*\]"),
     # Servers put the parent processes of a worker before it.
-    re.compile(r"^(?:\[[\dT:.Z-]+\] )?(?:\(\w+ pid=\d+\) )*\(\w+ rank=(?P<rank>\d+)\b[^)]*\)"),
+    re.compile(r"^(?:\[[\dT:.Z-]+\] )?(?:\(\w+ pid=\d+\) )*\(\w+[ \[]rank=(?P<rank>\d+)\b[^)]*\)"),
     re.compile(r"^(?:\(\w+ pid=\d+\) )*\(\w*Worker[ _](?:DP\d+_)?TP(?P<rank>\d+)\w* pid=\d+\)"),
 )
 _SCHEDULER = re.compile(r"\bTP(?P<rank>\d+)\b[^\]]*\] Scheduler hit an exception")
+# Ray tells the rank of a worker when it starts it, and its process before each line.
+_RAY_RANK = re.compile(r"\bip=(?P<ip>[\w.:]+), pid=(?P<pid>\d+)\) world_rank=(?P<rank>\d+)")
+_RAY = re.compile(r"^\(\w+ pid=(?P<pid>\d+), ip=(?P<ip>[\w.:]+)\) ?")
+_TIME = re.compile(r"(?:\w{3} [ \d]\d [\d:]{8}|\d{4}-\d\d-\d\d[ T][\d:.,]{8,15}Z?) ")
 _RECORD_BEGINS = frozenset("[(- ")
 # Not from within a word: the search would start again at each letter of a long word.
 _NCCL = re.compile(
     r"(?<![\w.-])(?P<host>[\w.-]+):(?P<pid>\d+):\d+ \[(?P<device>\d+)\] (?=(?:\S{1,80} ){0,2}[NR]?CCL\b|[a-z/_]+\.cc)"
 )
+_NODES = re.compile(r"\b(?:[2-9]|\d\d+) nodes\b|\bn(?:um_)?nodes[=: ]+(?:[2-9]|\d\d+)\b")
 _NCCL_RANK = re.compile(r"\brank (?P<rank>\d+) nranks \d+|\brank (?P<rank2>\d+) nRanks \d+")
 # torchrun's last message about a rank.
 _FAILED = re.compile(r"failed \(exitcode: -?\d+\) local_rank: (?P<rank>\d+) \(pid: \d+\)")
@@ -90,7 +96,11 @@ _HOST = re.compile(r"^(?=[\w.-]*\d)(?P<node>[\w.-]{1,64}): ")
 _STREAM = re.compile(r"^(?:std(?:err|out): |\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d) std(?:err|out) [FP] )")
 _PREFIXED_SHARE = 0.6
 _SRUN_LINES = ("srun: ", "slurmstepd: ")
-_SRUN_SAYS = re.compile(r"^srun: error: [\w.-]+: task (?P<rank>\d+): ")
+_SRUN_SAYS = re.compile(r"^srun: error: (?P<node>[\w.-]+): task (?P<rank>\d+): ")
+_SRUN_KILLED = re.compile(r"^srun: error: (?P<node>[\w.-]+): task (?P<rank>\d+): (?!Exited)")
+_SRUN_SEVERAL = re.compile(r"^srun: error: [\w.-]+: tasks \d+[-,]")
+# Where these start the ranks, a task of Slurm is not one rank.
+_LAUNCHES = re.compile(r"torch[./]distributed[./](?:elastic|launcher|run)\b|torchrun|deepspeed|accelerate")
 
 
 @dataclasses.dataclass
@@ -111,13 +121,14 @@ def split_ranks(lines: Sequence[FileLine]) -> list[RankLines]:
     # A quoted text may be indented as a whole.
     margin = min((len(line.text) - len(line.text.lstrip()) for line in lines if line.text.strip()), default=0)
     lines = [FileLine(line.number, _STREAM.sub("", line.text[margin:])) for line in lines]
+    lines = without_collector(lines, _is_tag)
     reader = _Reader(lines)
     heads = _banner_heads(lines)
     for index, line in enumerate(lines):
         rank, node, text = heads[index] if index in heads else reader.owner(line.text)
         own = by_rank.setdefault(rank, RankLines(rank))
         own.node = own.node or node
-        own.lines.append(FileLine(line.number, text))
+        own.lines.append(FileLine(line.number, text, node))
         own.blamed = own.blamed or (rank is not None and _BLAMES.search(line.text) is not None)
     for own in by_rank.values():
         own.lines = without_prefixes(own.lines)
@@ -126,7 +137,13 @@ def split_ranks(lines: Sequence[FileLine]) -> list[RankLines]:
 
 def of_one_rank(lines: Sequence[FileLine]) -> list[FileLine]:
     """Return the lines of a file of a single rank, with the prefixes of tracebacks removed."""
-    return without_prefixes([FileLine(line.number, _STREAM.sub("", line.text)) for line in without_json(lines)])
+    lines = [FileLine(line.number, _STREAM.sub("", line.text)) for line in without_json(lines)]
+    return without_prefixes(without_collector(lines, _is_tag))
+
+
+def _is_tag(prefix: str) -> bool:
+    """Whether a prefix names the rank that wrote the line."""
+    return _first((*_LINE_TAGS, *_RECORD_TAGS), f"{prefix} ") is not None
 
 
 class _Reader:
@@ -134,10 +151,14 @@ class _Reader:
 
     def __init__(self, lines: Sequence[FileLine]) -> None:
         self._srun = _mostly(_SRUN, lines)
+        several = any(_SRUN_SEVERAL.match(line.text) for line in lines)
+        self._tasks = several and not any(_LAUNCHES.search(line.text) for line in lines)
         self._hosts = not self._srun and _mostly(_HOST, lines)
         named = {host["node"] for line in lines if self._hosts and (host := _HOST.match(line.text))}
         self._devices = _nccl_ranks(lines, several_hosts=len(named) > 1)
         self._globals = _global_ranks(lines)
+        ranks = (match for line in lines if "world_rank" in line.text and (match := _RAY_RANK.search(line.text)))
+        self._processes = {(match["pid"], match["ip"]): read_number(match["rank"]) for match in ranks}
         self._record: tuple[int | None, str | None] = (None, None)
         self._banner: int | None = None
         self._section: int | None = None
@@ -153,10 +174,13 @@ class _Reader:
     def _tagged(self, text: str) -> tuple[int | None, str | None, str]:
         # Most lines have no tag, and looking for a bracket is fast.
         marked = "[" in text or "|" in text
-        tagged = (_first(_LINE_TAGS, text) if marked else None) or (_SRUN.match(text) if self._srun else None)
+        # A time that a collector puts before the tag stays: the text then begins with it.
+        time = _TIME.match(text) if marked else None
+        begin = time.end() if time is not None else 0
+        tagged = (_first(_LINE_TAGS, text[begin:]) if marked else None) or (_SRUN.match(text) if self._srun else None)
         if tagged is not None:
             self._record = (None, None)
-            return self._rank(tagged), tagged.groupdict().get("node"), text[tagged.end() :]
+            return self._rank(tagged), tagged.groupdict().get("node"), text[:begin] + text[begin + tagged.end() :]
         return (*self._untagged(text), text)
 
     def _untagged(self, text: str) -> tuple[int | None, str | None]:
@@ -165,6 +189,9 @@ class _Reader:
             self._section = read_number(section["rank"]) if section["edge"] == "Begin" else None
         if self._section is not None:
             return self._section, None
+        process = _RAY.match(text) if text[:1] == "(" else None
+        if process is not None and (process["pid"], process["ip"]) in self._processes:
+            return self._processes[process["pid"], process["ip"]], process["ip"]
         record = _first(_RECORD_TAGS, text) if text[:1] in _RECORD_BEGINS else None
         # The processes of a server print at once: this may begin before another line has ended.
         record = record or (_SCHEDULER.search(text) if "Scheduler hit an exception" in text else None)
@@ -191,7 +218,7 @@ class _Reader:
         if self._banner is not None and _BANNER_REST.match(text):
             return self._banner, None
         self._banner = None
-        own = _SRUN_SAYS.match(text) if self._srun else None
+        own = (_SRUN_SAYS if self._srun else _SRUN_KILLED).match(text) if self._srun or self._tasks else None
         report = own or next((match for each in _REPORTS if (match := each.search(text))), None)
         return None if report is None else (self._rank(report), report.groupdict().get("node"))
 
@@ -265,5 +292,5 @@ def _nccl_ranks(lines: Sequence[FileLine], several_hosts: bool) -> dict[tuple[st
     distinct = len(set(devices.values())) == len(devices) and all(len(numbers) == 1 for numbers in candidates.values())
     # A rank without such a device is on another node.
     tagged = {read_number(tag[1]) for line in lines if "[rank" in line.text and (tag := _TORCH_TAG.search(line.text))}
-    all_here = tagged <= set(devices.values())
+    all_here = tagged <= set(devices.values()) and not any(_NODES.search(line.text) for line in lines)
     return devices if one_host and distinct and all_here and not printed else printed

@@ -53,7 +53,8 @@ HOT = (
     *(b"Traceback", b"rror", b"xception", b"nterrupt", b"atchdog", b"imed out", b"imeout", b"exitcode", b"return code"),
     *(b"signal", b"ailed", b"ailure", b"kill", b"Kill", b"oom", b"bort", b" fault", b"orrupt", b"free", b"malloc"),
     *(b"rrno", b"No ", b"denied", b"refused", b"closed", b"Xid", b" nan", b"oss is", b"throwing"),
-    *(b"ERROR", b"CCL", b"IBV_WC", b"SIG", b"DUE TO", b"CANCELLED", b"STATUS", b"ECC", b"OVERFLOW"),
+    *(b"ERROR", b"CCL", b"IBV_WC", b"SIG", b"DUE TO", b"CANCELLED", b"STATUS", b"ECC", b"OVERFLOW", b"SUCCEEDED"),
+    b"successfully",
 )
 # A kind of line that occurs so often is printed at each step of a training.
 ROUTINE = 1000

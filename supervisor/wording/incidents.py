@@ -107,10 +107,12 @@ def _ago(stamp: object, now_s: float) -> str:
 
 def incident_lines(incident: IncidentDocument, *, traceback: bool = True, utc: bool = False) -> list[str]:
     """Return an incident in lines: summary, cause, evidence, traceback, consequences, hint."""
-    generation = or_dash(incident.get("generation"))
+    at = incident.get("time")
+    # A text without a time is not of a generation of ours either.
+    when = f"  generation {or_dash(incident.get('generation'))}  {clock(at, millis=True, utc=utc)}" if at else ""
     named = f"culprit: {who}" if (who := culprit(incident)) else "no culprit named"
     lines = [
-        f"incident {incident.get('id')}  generation {generation}  {clock(incident.get('time'), millis=True, utc=utc)}",
+        f"incident {incident.get('id')}{when}",
         f"  {one_line(incident.get('summary'))}",
         f"  {category_text(incident.get('category'))}, {incident.get('confidence') or 'unknown'}; {named}",
     ]

@@ -87,7 +87,7 @@ CATEGORIES = {
         ("torch_version_mismatch", "torch version mismatch",
          "install a torch build that fits this GPU and driver, the same on every node"),
         ("node_lost", "node lost",
-         "check the node's power, network and console; the job continues without it if min_nodes allows"),
+         "check the node's power, network and console before it is used again"),
         ("other", "other", ""),
     )
 }  # fmt: skip

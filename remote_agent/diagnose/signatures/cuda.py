@@ -51,7 +51,7 @@ ERRORS = (
         "were compiled with different CUDA",
         r"detected CUDA version .{1,40} mismatches",
         "operator torchvision::nms does not exist",
-        "Torch not compiled with CUDA enabled",
+        *("Torch not compiled with CUDA enabled", r"doesn't have \w+ built in"),
         r"version `GLIBC(?:XX)?_[\d.]+' not found",
     ),
     primary(

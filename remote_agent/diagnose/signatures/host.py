@@ -10,9 +10,8 @@ from remote_agent.diagnose.signatures.signature import NEUTRAL, killed_by, prima
 MEMORY = (
     primary(
         "host_oom_kill",
-        "oom-kill:",
         "oom[-_]kill event",
-        *("Out of memory: Killed process", "Memory cgroup out of memory", "oom_reaper: reaped"),
+        *("Out of memory: Killed process", "Memory cgroup out of memory"),
         r"task \d+: Out Of Memory",
         "Exceeded (?:job|step) memory limit",
         r"exceeded memory limit \(",
@@ -49,6 +48,12 @@ MEMORY = (
     killed_by("SIGBUS", "Bus error", "bus_error_shm"),
 )
 CRASHES = (
+    primary(
+        "hang_no_output",
+        r"task (?:python|pt_)\S* blocked for more than \d+ seconds",
+        title="a process waits in the kernel, most often for storage",
+        hint="check the mounts that it uses: the kernel's log has its stack",
+    ),
     killed_by(
         "SIGSEGV", "Segmentation fault", "segfault", "Segmentation fault", "SIGSEGV rec", title="segmentation fault"
     ),

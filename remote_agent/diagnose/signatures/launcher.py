@@ -30,12 +30,17 @@ ENDED = (
         "TERM_RUNLIMIT",
         title="the scheduler ended the job",
     ),
+    primary(
+        "signal_preempted",
+        r"Received (?:15|\S*SIGTERM\S*) death signal",
+        title="the launcher was told to end: by the scheduler, a person or another node's launcher",
+    ),
     *(killed_by(*who, "signal_preempted", role=SECONDARY) for who in (("SIGTERM", "Terminated"), ("SIGHUP", "Hangup"))),
     primary("node_lost", "DUE TO NODE FAILURE", "srun: error: Node failure on", "ORTE has lost communication"),
     secondary(
         "signal_preempted",
         "closing signal SIGTERM",
-        r"Received \S*(?:Signals\.)?SIGTERM(?:: 15|\S* death signal)",
+        r"Received \S*(?:Signals\.)?SIGTERM: 15",
         *("SignalException", "KeyboardInterrupt", r"got signal: (?:15|2)\b"),
     ),
 )
@@ -55,7 +60,8 @@ EXITED = (
     neutral(
         "other",
         "A worker died or was killed while executing a task",
-        "ActorDiedError",
+        # Ray names the workers of a group by their number in it.
+        r"ActorDiedError(?:[\s\S]{0,400}?\n\s*name: \S+_\d+:(?P<rank>\d+)\n)?",
         "EngineDeadError",
         "ChildFailedError",
         r"[Ss]ee (?:root cause above|(?:the )?stack trace)",

@@ -35,7 +35,7 @@ ERRORS = (
     ),
     secondary(
         "nccl_timeout_watchdog",
-        "Watchdog caught collective operation timeout",
+        *("Watchdog caught collective operation timeout", "detected by watchdog at work"),
         *("Heartbeat monitor timed out", "watchdog got stuck for", "due to ProcessGroupNCCL watchdog hang"),
         "Received a dump signal due to a collective timeout",
         title="NCCL watchdog: a collective timed out",

@@ -15,8 +15,7 @@ FILES = (
     primary(
         "disk_full",
         *("No space left on device", r"Errno 28\b", "Disk quota exceeded", "low on resource: ephemeral-storage"),
-        r"inline_container\.cc.*unexpected pos",
-        r"unexpected pos \d+ vs",
+        *("PytorchStreamWriter failed writing", r"unexpected pos \d+ vs", r"OSError: \d+ requested and \d+ written"),
     ),
     primary(
         "checkpoint_corrupt",

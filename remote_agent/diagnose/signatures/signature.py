@@ -75,9 +75,9 @@ def killed_by(signal: str, word: str, category: str, *also: str, role: str = PRI
 
 def _printed_for(name: str, word: str) -> tuple[str, ...]:
     number = signals.Signals[name].value
+    # The lowest byte of a negative code, but for 255 and 254, with which programs say that something failed.
+    codes = "|".join([f"-{number}", str(128 + number), *([str(256 - number)] if number > 2 else [])])
     return (
-        rf"[Ee]xit ?code\s*:? -{number}\b",
-        rf"exits with return code = -{number}\b",
         rf"Signal {number} \({name}\)",
         rf"terminated with signal {name}\b",
         rf"died with <Signals\.{name}\b",
@@ -87,7 +87,7 @@ def _printed_for(name: str, word: str) -> tuple[str, ...]:
         rf"Signal: {word} \({number}\)",
         rf"KILLED BY SIGNAL: {number} ",
         rf"EXIT STRING: {word} \(signal {number}\)",
-        rf"[Ee]xit(?:ed)?(?: with)?(?: exit)?(?: status)?(?: code)?[ :=]+{128 + number}\b",
+        rf"[Ee]xit(?:ed|s)?(?: with)?(?: exit| return)?(?: status)?(?: ?code)?\s*[ :=]+(?:{codes})\b",
         rf"line \d+: +\d+ {word}\b",
         rf"Fatal Python error: {word}",
         rf"\b{word} \(core dumped\)",
