@@ -50,13 +50,12 @@ SIGNAL_HINTS = {
 
 
 def signal_name(code: int | None, signal: str | None) -> str | None:
-    """Return the signal that ended a process, also for the codes -9, 137 and 247; None: it exited by itself."""
+    """Return the signal that ended a process, also for the codes -9 and 137; None: it exited by itself."""
     if signal:
         return signal
     if code is None:
         return None
-    # A launcher that keeps the lowest byte of -9 prints 247.
-    number = -code if code < 0 else code - 128 if 128 < code <= 128 + 31 else 256 - code if 224 < code < 255 else 0
+    number = -code if code < 0 else code - 128 if 128 < code <= 128 + 31 else 0
     try:
         return signals.Signals(number).name
     except ValueError:

@@ -65,6 +65,7 @@ _OF_MEETINGS = ("ccl", "process", "distributed", "rendezvous", "c10d", "world", 
 _PRESENT = re.compile(
     r"for rank: (?P<waits>\d+), .*\bworld_size=(?P<of>\d+)|GLOBAL_RANK: (?P<is>\d+), MEMBER: \d+/(?P<of2>\d+)"
 )
+# What tells the process of a rank, and what a kernel says about one.
 _PROCESS_OF = re.compile(r"\b[Rr]ank (?P<rank>\d+),? pid[ =:]{1,2}(?P<pid>\d+)\b")
 _OF_PROCESS = re.compile(r"Killed process (\d+)\b|\btask [^\s:]+:(\d+) blocked for")
 _UNCAUGHT = re.compile(r"Traceback \(most recent call last\)|Fatal Python error|terminate called")
@@ -85,10 +86,9 @@ _ENDS = re.compile(
     r"|Connection (?:reset|closed)|^srun: |^slurmstepd: "
 )
 _END_LINES = 10
-# What launchers and servers print last of a run that did what it should, and scripts.
-_SUCCEEDED = re.compile(
-    r"exits successfully|WorkerState\.SUCCEEDED|worker group successfully finished|Application shutdown complete"
-)
+# What launchers and servers print last of a run that did what it should; what scripts do.
+_GROUP_SUCCEEDED = re.compile(r"WorkerState\.SUCCEEDED|worker group successfully finished")
+_SUCCEEDED = re.compile(rf"exits successfully|Application shutdown complete|{_GROUP_SUCCEEDED.pattern}")
 _FINISHED = re.compile(r"\b(?:[Tt]raining|TRAINING|[Jj]ob|[Rr]un) (?:has )?(?:finished|completed?|done|succeeded)\b")
 _RETRIES = re.compile(r"\bretr(?:y|ying|ies)\b")
 _SERVED = re.compile(r'HTTP/\d\.\d" 2\d\d\b')
@@ -150,23 +150,41 @@ def _incidents(run: Generation, incident: Incident) -> list[IncidentDocument]:
     cause = failure["category"], failure["culprit_ranks"]
     is_known = any(one["traceback"] and (one["category"], one["culprit_ranks"]) == cause for one in hang)
     ranks = {number: each.lines for number, each in run.ranks.items()}
-    if (
-        is_known
-        or _is_empty(incident)
-        or ended_well(incident, _texts(run))
-        or was_retried(incident, (line for own in ranks.values() for line in own))
-    ):
+    lines = [line for own in ranks.values() for line in own]
+    if is_known or _is_empty(incident) or succeeded_after(incident, ranks) or was_retried(incident, lines):
         return hang
     return hang if not run.nodes and was_survived(incident, ranks) else [*hang, failure]
 
 
-def ended_well(incident: Incident, texts: Sequence[str]) -> bool:
-    """Whether the text ends with success, and nothing in the incident shows that a process failed by itself."""
+def succeeded_after(incident: Incident, ranks: Mapping[int | None, Sequence[tuple[str, FileLine]]]) -> bool:
+    """Whether it is said below all evidence that the run succeeded, and no process failed, as far as is known.
+
+    A launcher's words about the whole group count for the files of its ranks as well; those about one process only
+    where they are, as one of several may succeed before the others fail.
+    """
     if incident.exit_code is not None or incident.exit_signal is not None or incident.traceback is not None:
         return False
-    last = next((at for at in range(len(texts) - 1, -1, -1) if _SUCCEEDED.search(texts[at])), None)
-    fails = any(_ENDS.search(each.text) and not _RETRIES.search(each.text) for each in incident.evidence)
-    return last is not None and not fails and not any(_ENDS.search(text) for text in texts[last + 1 :])
+    if any(_fails(each.text) for each in incident.evidence):
+        return False
+    last = {each.file: each.line or 0 for each in sorted(incident.evidence, key=lambda each: each.line or 0)}
+    well: dict[str | None, int] = {}
+    of_group = False
+    for rank, lines in ranks.items():
+        for name, line in lines:
+            if _SUCCEEDED.search(line.text):
+                well[name] = max(well.get(name, 0), line.number)
+                of_group = of_group or (rank is None and _GROUP_SUCCEEDED.search(line.text) is not None)
+            elif (rank is None or name in last) and _fails(line.text):
+                last[name] = max(last.get(name, 0), line.number)
+    of_ranks = {name for rank, lines in ranks.items() if rank is not None for name, _ in lines}
+    of_ranks -= {name for name, _ in ranks.get(None, ())}
+    return bool(last) and all(
+        well.get(name, 0) > number or (of_group and name in of_ranks) for name, number in last.items()
+    )
+
+
+def _fails(text: str) -> bool:
+    return _ENDS.search(text) is not None and _RETRIES.search(text) is None
 
 
 def _texts(run: Generation) -> list[str]:

@@ -334,6 +334,7 @@ def test_a_kill_is_called_out_of_memory_only_with_evidence() -> None:
         (137, None, "exited with code 137, which is how a shell reports SIGKILL (forced)"),
         (200, None, "exited with code 200"),
         (255, None, "exited with code 255"),
+        (247, None, "exited with code 247"),
         (None, None, "ended in an unknown way"),
     ],
 )

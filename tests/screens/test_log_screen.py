@@ -502,3 +502,17 @@ async def test_a_place_is_shown_without_the_filter_which_comes_back() -> None:
         await see(app, pilot, "line 000100")
         app.open_log(Target())
         await until(app, pilot, lambda: "+line 0002" in text_of(app))
+
+
+async def test_a_line_of_a_generation_before_is_read_on_without_the_filter() -> None:
+    session = numbered(100)
+    session.write(("n1", 1, 0, "stdout"), *(b"anew %d" % number for number in range(100)))
+    session.touch(status={**session.status, "generation": 1})
+    async with running(session) as (app, pilot):
+        log = await open_stdout(app, pilot)
+        await answer(app, pilot, "&", "7")
+        log.jump_to_key(BEGIN + 37 * SECOND, (0, 0, "stdout", 37))
+        await until(app, pilot, lambda: any("line 000037" in row for row in body(app)))
+        await press(app, pilot, "backspace")
+        await until(app, pilot, lambda: any("line 000037" in row for row in body(app)))
+        assert "generation 0" in text_of(app)
