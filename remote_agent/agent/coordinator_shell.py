@@ -286,9 +286,9 @@ class Coordinator:
         self._forget(node)
         outbox = Outbox(channel)
         reset, records = self._journal.missing(args["journal"])
-        for chunk in chunks(records):
-            outbox.put("journal", {"records": chunk, "reset": reset})
-            reset = False
+        pieces = list(chunks(records))
+        for left, piece in zip(reversed(range(len(pieces))), pieces):
+            outbox.put("journal", {"records": piece, "reset": reset, "more": reset and left > 0})
         outbox.put("members", {"members": self._context.peers.members})
         if self._moved is not None:
             outbox.put("moved", self._moved)
@@ -380,7 +380,7 @@ class Coordinator:
         if emit.type is EventType.GENERATION_PROPOSED:
             self._tasks.spawn(self._secure(emit.generation), "write the proposal")
         for outbox in self._outboxes.values():
-            outbox.put("journal", {"records": [record], "reset": False})
+            outbox.put("journal", {"records": [record], "reset": False, "more": False})
         self.hooks.receive(record)
 
     async def _secure(self, generation: int) -> None:

@@ -160,13 +160,17 @@ class MemberLoop:
         self.look_again.set()
 
     def _take_records(self, node: str, args: Args) -> None:
-        if not self._context.journal.take(args["records"], reset=args["reset"]):
+        journal, reset, more = self._context.journal, bool(args["reset"]), bool(args["more"])
+        if not journal.take(args["records"], reset=reset, more=more):
             log.warning("journal from %s: records before %d are missing", node, args["records"][0]["seq"])
             self._join_again()
             return
-        for record in args["records"]:
-            if record["type"] == EventType.GENERATION_PROPOSED:
-                self._tasks.spawn(self._record(record), "write the proposal")
+        # The coordinator waits for its newest proposal only, and a replaced journal may have had that in any piece.
+        records = [] if more else journal.records if reset else args["records"]
+        proposals = (record for record in reversed(records) if record["type"] == EventType.GENERATION_PROPOSED)
+        newest = next(proposals, None)
+        if newest is not None:
+            self._tasks.spawn(self._record(newest), "write the proposal")
 
     async def _record(self, proposal: dict[str, Any]) -> None:
         """Report a proposal as recorded, once it is on disk."""

@@ -28,20 +28,25 @@ def atomic_write(path: Path, data: bytes, mode: int = 0o600) -> None:
             file.flush()
             os.fsync(fd)
         os.replace(temporary, path)
-        _sync_directory(path.parent)
+        sync(path.parent)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
 
 
-def _sync_directory(path: Path) -> None:
-    """Make the names in a directory durable, as after a loss of power a new name may be gone with its content."""
-    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def sync(path: Path, mode: int | None = None) -> None:
+    """Make a file's content, or the names in a directory, survive a loss of power; raises OSError.
+
+    A new file needs both. `mode`: the file gets it first.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.fsync(directory)
+        if mode is not None:
+            os.fchmod(fd, mode)
+        os.fsync(fd)
     finally:
-        os.close(directory)
+        os.close(fd)
 
 
 def read_json(path: Path) -> dict[str, Any]:

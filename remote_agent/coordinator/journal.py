@@ -71,6 +71,8 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.records = read_records(path)
+        self._arriving: list[JournalEvent] = []
+        """The pieces so far of a journal that is to replace this one."""
         self._changed = asyncio.Event()
         self._ended = False
         self._file: TextIO | None = None
@@ -114,13 +116,21 @@ class Journal:
         ours = seq <= self.last_seq and self.digest(seq) == tail["digest"]
         return not ours, self.since(seq if ours else 0)
 
-    def take(self, records: list[JournalEvent], *, reset: bool = False) -> bool:
-        """Add records that follow the last one; return False if records between that one and these are missing.
+    def take(self, records: list[JournalEvent], *, reset: bool = False, more: bool = False) -> bool:
+        """Add records that follow the last one; return False if records before these are missing.
 
-        `reset`: they replace all records, because no other journal has our last ones.
+        `reset`: they replace all records, because no other journal has our last ones. Until the last piece of the new
+        journal is here (`more`: it is not), the old one counts: a part of the new one may lack groups that both know.
         """
+        arrived, self._arriving = self._arriving, []
         if reset:
-            self.records = list(records)
+            arrived = records if not records or records[0]["seq"] == 1 else arrived + records
+            if arrived and arrived[-1]["seq"] != len(arrived):
+                return False
+            if more:
+                self._arriving = arrived
+                return True
+            self.records = list(arrived)
             self.close()
             self._write()
             self._wake()

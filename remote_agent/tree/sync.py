@@ -22,7 +22,7 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remote_agent.base.files import atomic_write, disk_full, free_bytes, try_lock
+from remote_agent.base.files import atomic_write, disk_full, free_bytes, sync, try_lock
 from remote_agent.tree.manifest import SHA256, File, Manifest, SyncPlan, SyncState, pack, stamp, unpack
 from remote_agent.wire import Problem
 
@@ -404,9 +404,11 @@ class Versions:
         have, arrived = self.contents(), complete(incoming)
         for sha in {file.sha256 for file in manifest.files.values()} - have:
             if sha in arrived:
+                sync(incoming / sha)
                 os.replace(incoming / sha, self._blobs / sha)
             else:
                 self._copy(present[sha], sha)
+        sync(self._blobs)
         atomic_write(self.root / digest, pack(manifest))
 
     def _copy(self, source: Path, sha: str) -> None:
@@ -415,6 +417,7 @@ class Versions:
         if hash_file(copy) != sha:
             copy.unlink()
             raise Problem("changed", f"{source} changed while it was being kept", "run it again")
+        sync(copy)
         os.replace(copy, self._blobs / sha)
 
     def prune(self, keep: Iterable[str]) -> None:
@@ -525,15 +528,25 @@ def _write(plan: SyncPlan, digest: str) -> None:
             temporary = plan.side / "incoming" / f"{secrets.token_hex(8)}.link"
             os.symlink(target, temporary)
             os.replace(temporary, plan.root / path)
+    _sync_names(plan)
     stamps = {path: stamp(os.lstat(plan.root / path)) for path in manifest.files}
     dirs = dict.fromkeys(manifest.parents(), 0o700)
     SyncState(manifest.files, stamps, manifest.links, dirs, digest).save(plan.side / "state.json")
 
 
+def _sync_names(plan: SyncPlan) -> None:
+    """Make the names in the tree durable before the state that lists them: after a loss of power that is believed."""
+    # A directory may be new, or may be gone together with its last file.
+    named = {os.path.dirname(path) for path in (*plan.changed, *plan.removed)}
+    for path in sorted(named | {os.path.dirname(path) for path in (*named, *plan.state.dirs) if path}):
+        if (plan.root / path).is_dir():
+            sync(plan.root / path)
+
+
 def _write_file(plan: SyncPlan, path: str, file: File, uses: dict[str, int]) -> None:
     place = plan.root / path
     if plan.present.get(path) == file.sha256:
-        os.chmod(place, file.mode)
+        sync(place, file.mode)
         return
     blob = plan.side / "incoming" / file.sha256
     uses[file.sha256] -= 1
@@ -541,5 +554,5 @@ def _write_file(plan: SyncPlan, path: str, file: File, uses: dict[str, int]) -> 
         copy = blob.with_suffix(".copy")
         shutil.copyfile(blob, copy)
         blob = copy
-    os.chmod(blob, file.mode)
+    sync(blob, file.mode)
     os.replace(blob, place)

@@ -32,7 +32,7 @@ from remote_agent.election import peers
 from remote_agent.election.ballot import Ballot
 from remote_agent.election.listener import Listener
 from remote_agent.election.member import Member, lease_over
-from remote_agent.wire import MAX_HEADER, Answer, Channel, JobSpec, NodeSpec, Problem
+from remote_agent.wire import MAX_HEADER, Answer, Channel, Handler, JobSpec, NodeSpec, Problem
 from supervisor.launch.certificates import Authority, make_authority
 from supervisor.ssh.answers import HostChannel
 from tests.agents.engine_process import alive, children_of
@@ -237,6 +237,7 @@ async def test_a_member_that_has_not_taken_all_that_the_coordinator_sent_joins_a
         sent: Any = {
             "records": [record(1), {**record(2), "type": "generation_proposed"}],
             "reset": False,
+            "more": False,
         }
         await hear("journal", sent, b"")
         assert member.look_again.is_set(), "it follows nobody: it voted for another node"
@@ -249,6 +250,35 @@ async def test_a_member_that_has_not_taken_all_that_the_coordinator_sent_joins_a
         await hear("journal", {**sent, "records": sent["records"][:1]}, b"")
         assert not member.look_again.is_set()
         assert agent.context.journal.last_seq == 1
+
+
+async def test_a_member_that_is_cut_off_in_the_middle_of_a_new_journal_keeps_its_old_one(tmp_path: Path) -> None:
+    """A part of the coordinator's journal may lack groups that the old one of this node knows, and may not vote."""
+    async with agents(tmp_path, "n1", "n2") as (one, two):
+        ours = [record(1)]
+        two.context.journal.take(ours)
+        on_disk = two.context.files.events.read_text()
+        two.context.ballot.follow(1, "n1")
+        coordinate(one)
+        proposal = {**record(2, 900_000), "type": "generation_proposed"}
+        one.context.journal.take([record(1, 900_000), proposal, record(3, 900_000)], reset=True)
+        hear, pieces, cut = two.member.handler("n1"), asyncio.Event(), True
+
+        async def until_cut(op: str, args: Any, body: bytes) -> Any:
+            if op == "journal" and not (cut and pieces.is_set()):
+                pieces.set()
+                await hear(op, args, body)
+            return Answer({})
+
+        async with joined(two, one, until_cut):
+            await asyncio.wait_for(pieces.wait(), WAIT_S)
+        assert (two.context.journal.records, two.context.files.events.read_text()) == (ours, on_disk)
+        assert not reports(two)
+        cut = False
+        async with joined(two, one, until_cut):
+            await until(lambda: two.context.journal.records[:3] == one.context.journal.records[:3])
+            await until(lambda: [report["op"] for report in reports(two)] == ["recorded"])
+        assert len(two.context.files.events.read_text().splitlines()) >= 3
 
 
 async def test_a_new_coordinator_of_a_job_that_is_over_adds_nothing_to_its_journal(tmp_path: Path) -> None:
@@ -495,10 +525,10 @@ async def test_what_is_sent_to_a_member_ends_with_its_connection(tmp_path: Path)
 
 
 @contextlib.asynccontextmanager
-async def joined(member: Agent, coordinator: Agent) -> AsyncIterator[Channel]:
+async def joined(member: Agent, coordinator: Agent, handler: Handler | None = None) -> AsyncIterator[Channel]:
     """Connect as a member does."""
     node = coordinator.context.node
-    channel = await member.context.peers.connect(node, member.member.handler(node))
+    channel = await member.context.peers.connect(node, handler or member.member.handler(node))
     async with running(channel.run()):
         await channel.call("join", member.member.introduction(), timeout=WAIT_S)
         yield channel

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,8 @@ from remote_agent.base.paths import Home
 from remote_agent.tree.sync import TreeSync
 from supervisor.inventory import local
 from supervisor.ssh import AgentFile, HostError, NodeLink, SyncError, connect, push_tree, scan
+from tests.cluster.disk import Disk, obstacle
+from tests.fast.test_tree import TREE, Node, sha
 
 pytestmark = pytest.mark.usefixtures("ssh_home")
 
@@ -149,3 +151,49 @@ def test_a_lost_connection_is_reported(work: Path, agent: AgentFile) -> None:
             await push_tree(link, scan(work))
 
     _with_link(agent, body)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    """A disk for the node's home that can lose its power."""
+    if why := obstacle(tmp_path / "tried"):
+        pytest.skip(why)
+    place = tmp_path / "disk"
+    place.mkdir()
+    made = Disk(place, 32)
+    yield made
+    made.unmount()
+
+
+def test_a_synced_tree_and_its_kept_versions_outlive_a_power_failure(disk: Disk) -> None:
+    """A digest is believed after it: the state file is there, so the files must be."""
+    first, second = {"a.py": "1" * 9000, "lib/b.py": "b"}, {"a.py": "2" * 9000, "lib/c.py": "c", "new/d.py": "d"}
+    third = {"a.py": "3" * 9000, "lib/c.py": "c"}
+    digests = {sha(str(number)): content for number, content in enumerate((first, second, third))}
+    one, two, three = digests
+
+    def after_power_failure() -> Node:
+        disk.lose_power()
+        return Node(disk.place / "sup")
+
+    node = Node(disk.place / "sup")
+    node.push(first, digest=one)
+    node = after_power_failure()
+    assert (_files(node), node.sync.in_place(TREE)) == (first, [one])
+    node.stage(second, two)
+    node = after_power_failure()
+    assert (_files(node), node.sync.digests(TREE)) == (first, sorted((one, two)))
+    for digest in (two, one, two):
+        node.switch(digest)
+        node = after_power_failure()
+        assert (_files(node), node.sync.in_place(TREE)) == (digests[digest], [digest])
+    node.push(third, mode=0o755, digest=three)
+    node = after_power_failure()
+    assert (_files(node), node.sync.in_place(TREE)) == (third, [three])
+    assert os.access(node.root / "a.py", os.X_OK)
+    (node.root / "a.py").write_text("what nobody synced")
+    assert _files(after_power_failure()) != {**third, "a.py": "what nobody synced"}, "this disk loses nothing"
+
+
+def _files(node: Node) -> dict[str, str]:
+    return {path: text for path, text in node.content().items() if text is not None}

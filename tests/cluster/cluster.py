@@ -21,6 +21,7 @@ from typing import Any
 
 from tests import known_torch
 from tests.cluster import machine as machines
+from tests.cluster.disk import Disk
 from tests.cluster.inventory import write_inventory
 from tests.cluster.links import Links
 from tests.cluster.machine import Machine
@@ -38,7 +39,7 @@ class Cluster:
 
     `operators` more machines op1, op2 … are on the network but not in the inventory. With `resolve=False` the hosts
     do not know each other's names, and their own is 127.0.1.1, as on many real machines. With `disk_mb` each host's
-    home is a file system of that many MiB. With `stub_torch` Python there imports the torch of `tests/stub`: each
+    home is a disk of that many MiB, which loses at a crash what was not synced. With `stub_torch` Python there imports the torch of `tests/stub`: each
     engine's import of the real one takes two seconds of a processor. With `agent` they have the agent from before.
     """
 
@@ -59,6 +60,7 @@ class Cluster:
         self._python_path = str(STUB) if stub_torch else ""
         self._agent = agent
         self._keepers: dict[str, int] = {}
+        self._disks: dict[str, Disk] = {}
         self._children: list[subprocess.Popen[bytes]] = []
         self._old_handlers: dict[signal.Signals, Any] = {}
         self._network: Network | None = None
@@ -140,7 +142,7 @@ class Cluster:
             machines.make_files(host, f"127.0.0.1 localhost\n{others}", self.identity_file.with_suffix(".pub"))
             if self._disk_mb:
                 # Before the host boots: its mount namespace is a copy of ours.
-                command("mount", "-t", "tmpfs", "-o", f"size={self._disk_mb}m,mode=700", "tmpfs", str(host.home))
+                self._disks[host.name] = Disk(host.home, self._disk_mb)
             if self._agent:
                 shutil.copytree(prepared(), host.home / ".supervisor")
                 known_torch.lend(host.home / ".supervisor")
@@ -337,6 +339,8 @@ class Cluster:
         host = self.host(which)
         self.cut(host)
         kill_all(host.netns)
+        if host.name in self._disks:
+            self._disks[host.name].lose_power()
         self._keepers.pop(host.name, None)
         self._save()
 

@@ -1,7 +1,8 @@
 /* Who may form a group: the rule of ARCHITECTURE.md, "Who decides", and nothing else: no time, no messages.
 
 A message that is late is a step that happens late; one that is lost is a step that does not happen. A step reads what
-two nodes know at one moment. A cut link, a pause and a death with its disk are the same here: steps of that node with
+two nodes know at one moment. A journal that replaces another one does so whole: until all of it is there, the old one
+counts, so a transfer that is cut off is a step that does not happen. A cut link, a pause and a death with its disk are the same here: steps of that node with
 others stay out, for as long as one likes. Time is the leases' affair: here, a coordinator holds its group while enough
 nodes could still answer it, that is, while they have promised nothing to a newer term.
 
@@ -12,6 +13,7 @@ Each of these takes one part of the rule away, and must be found out:
 -DEARLY_GO       a group starts before enough nodes have written it down
 -DLAST_ONLY      groups that may have formed are not asked beside the newest
 -DNO_PROMISE     a node writes down what an older coordinator says after it has voted for a newer one
+-DTORN_JOURNAL   a node whose journal is being replaced may keep the beginning of the new one
 -DSAME_DISK      a node without its disk counts as the one that it was
 */
 
@@ -172,9 +174,14 @@ proctype node(byte me) {
 #endif
 			if :: promised[v] < promised[me] -> voted[v] = me; promised[v] = promised[me] :: else fi;
 			leads[v] = false; asks[v] = false; acks[v] = 0; runs[v] = NOBODY;
-			last[v] = last[me]; formed[v] = formed[me]; written[v] = written[me];
-			fresh = fresh & (ALL ^ (1 << v));
-			if :: asks[me] -> acks[me] = acks[me] | (1 << v) :: else fi
+			if
+#ifdef TORN_JOURNAL
+			:: last[v] = 0; formed[v] = 0; written[v] = 1
+#endif
+			:: last[v] = last[me]; formed[v] = formed[me]; written[v] = written[me];
+				if :: asks[me] -> acks[me] = acks[me] | (1 << v) :: else fi
+			fi;
+			fresh = fresh & (ALL ^ (1 << v))
 		:: else
 		fi;
 		v = 0

@@ -22,7 +22,8 @@ SMALL = ["-DGROUPS=3", "-DTERMS=2"]
 LARGE = [["-DGROUPS=4", "-DTERMS=2", "-DLOSSES=1"], ["-DGROUPS=3", "-DTERMS=3", "-DLOSSES=1"]]
 # For a search of minutes; the others take as long to compile as to run.
 FOR_LONG = ["-O2", "-DCOLLAPSE"]
-FLAWS = ["ANY_TIE", "EARLY_GO", *(pytest.param(one, marks=nightly) for one in ("OWN_GROUP", "LAST_ONLY", "NO_PROMISE"))]
+LONG_FLAWS = ("OWN_GROUP", "LAST_ONLY", "NO_PROMISE")
+FLAWS = ["ANY_TIE", "EARLY_GO", "TORN_JOURNAL", *(pytest.param(one, marks=nightly) for one in LONG_FLAWS)]
 
 pytestmark = pytest.mark.skipif(
     shutil.which("spin") is None or shutil.which("gcc") is None, reason="no spin or no gcc: apt-get install spin gcc"

@@ -40,6 +40,28 @@ async def test_records_survive_a_restart(tmp_path: Path) -> None:
     assert [one["seq"] for one in read_records(path)] == [1, 2, 3, 4]
 
 
+async def test_a_journal_is_replaced_when_all_of_the_new_one_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    journal = Journal(path)
+    old, new = [record(1), record(2)], [record(number, term=2) for number in (1, 2, 3)]
+    journal.take(old)
+    assert journal.take(new[:1], reset=True, more=True)
+    assert (journal.records, read_records(path)) == (old, old), "a part of the new journal counts"
+    assert not journal.take(new[2:], reset=True), "the second piece is missing"
+    assert (journal.records, read_records(path)) == (old, old)
+    # The connection was cut after a piece; the next one sends all anew.
+    for _ in range(2):
+        assert journal.take(new[:1], reset=True, more=True)
+    assert journal.take(new[1:], reset=True)
+    assert (journal.records, read_records(path)) == (new, new)
+    # What follows a piece on another connection follows the journal that counts.
+    assert journal.take(old[:1], reset=True, more=True)
+    assert journal.take([record(4, term=2)])
+    assert not journal.take(old[1:], reset=True)
+    assert journal.records == read_records(path) == [*new, record(4, term=2)]
+    journal.close()
+
+
 def test_a_record_that_a_disk_has_damaged_ends_what_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "events.jsonl"
     ready = record(2, type="node_ready", node="n1", detail={"nproc": "2"})

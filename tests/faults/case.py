@@ -22,7 +22,8 @@ from tests.faults.commands import Verb
 from tests.faults.invariants import BACK_S, Awake, StatusJudge, Violation
 from tests.faults.site import Site
 
-DISK_MB = 24
+DISK_MB = 256
+SMALL_DISK_MB = 32
 _ALONE_S = 5.0
 """How long a job may take to recover before somebody attaches."""
 _LEFT_OUT_S = 1.0
@@ -43,7 +44,7 @@ class Fault:
     """Whether an operator is attached meanwhile; None: by chance. After the healing one is where agents are missing."""
     hosts: tuple[int, ...] = (3, 4, 5)
     node_timeouts: tuple[float, ...] = (4.0, 6.0)
-    disk_mb: int = 0
+    disk_mb: int = DISK_MB
     clocks: bool = False
     """Whether the hosts' clocks of the day can be set."""
     over: bool = False
@@ -156,6 +157,7 @@ class Case:
     def crash(self, node: str, *, lose_disk: bool = False) -> None:
         """End a machine until the healing."""
         self.cluster.crash(node)
+        self.site.power_failures[node] = time.monotonic_ns()
         if lose_disk:
             self.site.lost_disks[node] = time.monotonic_ns()
             for path in self.cluster.host(node).home.iterdir():

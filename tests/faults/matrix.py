@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tests import skew
 from tests.cluster.network import OPERATOR, ClusterError, command
-from tests.faults.case import DISK_MB, Case, Fault
+from tests.faults.case import SMALL_DISK_MB, Case, Fault
 from tests.faults.commands import Verb
 
 _REFUSE = """
@@ -549,11 +549,11 @@ FAULTS = (
     Fault("operator cut off", "from all nodes", _LINKS, _operator_cut),
     Fault("operator cut off from some", "from one or more nodes", _LINKS, _operator_cut_from_some),
     Fault("operator killed", "and two attach", _SELF, _operator_killed, _SHORT, attended=True),
-    Fault("disk full", "of a member", "space", _disk_full(_member), disk_mb=DISK_MB),
-    Fault("coordinator's disk full", "its home", "space", _disk_full(_coordinator), disk_mb=DISK_MB),
-    Fault("all disks full", "of every node", "space", _disk_full(_all), disk_mb=DISK_MB),
-    Fault("disk full and restart", "`restart` meanwhile", "space", _disk_full_and_restart, disk_mb=DISK_MB),
-    Fault("disk full and agent killed", "SIGKILL meanwhile", "space", _disk_full_and_killed, disk_mb=DISK_MB),
+    Fault("disk full", "of a member", "space", _disk_full(_member), disk_mb=SMALL_DISK_MB),
+    Fault("coordinator's disk full", "its home", "space", _disk_full(_coordinator), disk_mb=SMALL_DISK_MB),
+    Fault("all disks full", "of every node", "space", _disk_full(_all), disk_mb=SMALL_DISK_MB),
+    Fault("disk full and restart", "`restart` meanwhile", "space", _disk_full_and_restart, disk_mb=SMALL_DISK_MB),
+    Fault("disk full and agent killed", "SIGKILL meanwhile", "space", _disk_full_and_killed, disk_mb=SMALL_DISK_MB),
     Fault("clocks jump", "1 s to 400 days, on one or more", "they jump back", _clock_jumps, clocks=True),
     Fault("restart races", "`restart` three times during a fault of the coordinator", _LINKS, _restart_races),
     Fault("remove races", "`remove` of a member during such a fault", "`add`", _remove_races),

@@ -68,7 +68,7 @@ def run(faults: Sequence[Fault], seed: int, place: Path, keep: Path | None = Non
     `keep`: where the files of a row are copied in which something did not hold.
     """
     hosts, node_timeout = drawn(faults[0], seed)
-    disk_mb = max(fault.disk_mb for fault in faults)
+    disk_mb = min(fault.disk_mb for fault in faults)
     with Cluster(hosts, disk_mb=disk_mb, agent=True, stub_torch=True) as cluster:
         site = Site(cluster, place, node_timeout, clocks=any(fault.clocks for fault in faults))
         row = _Row(site, faults, seed)
@@ -133,7 +133,8 @@ class _Row:
         for rank in found:
             if rank.times_ns and rank.times_ns[-1] > self.site.lost_disks.get(rank.node, 0):
                 its = max((one for one in self.cases if one.begun_ns < rank.times_ns[-1]), key=lambda one: one.begun_ns)
-                its.result.violations += invariants.log_violations(rank, self._log(rank))
+                cut = rank.times_ns[-1] <= self.site.power_failures.get(rank.node, 0)
+                its.result.violations += invariants.log_violations(rank, self._log(rank), cut=cut)
         journals = {node: self.site.journal_file(node) for node in self.site.nodes}
         case.result.violations += invariants.journal_violations(journals, all_there=not case.fault.over)
 

@@ -40,6 +40,8 @@ class Site:
         self._unseen: list[tuple[int, int]] = []
         self.lost_disks: dict[str, int] = {}
         """When (ns) a node lost its disk last."""
+        self.power_failures: dict[str, int] = {}
+        """When (ns) a node lost its power last, and with it what was not synced."""
         self._unseen_since: int | None = None
         self._looked = 0.0
         per_node = 2 if len(self.nodes) == 3 else 1
