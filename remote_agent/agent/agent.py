@@ -10,6 +10,7 @@ steers them, says what it waits for, and reports the outcome.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import signal
@@ -56,6 +57,8 @@ LOOK_S = 1.0
 LEFT_S = 5.0
 # How often the same wait is reported again.
 AGAIN_S = 60.0
+# What the journal has for the last write to its disk.
+SYNC_S = 5.0
 DEAD_CHECKS_S = (0.0, 0.1, 0.3, 0.6, 1.0, 2.0)
 
 
@@ -125,6 +128,7 @@ class Agent:
         context.last_output.start(self._tasks, member)
         self._tasks.spawn(context.history.keep(member.samples), "history")
         self._tasks.spawn(context.journal.keep_written(), "journal")
+        self._tasks.spawn(context.ballot.keep_written(), "term")
         claim(context, member)
         operators = await serve_operators(context, member)
         log.info("agent of %s for %s, peers on port %d", context.node, context.spec.job, context.peers.port)
@@ -179,6 +183,9 @@ class Agent:
         self._background.close()
         await self.context.logs.stop()
         self.context.history.save()
+        with contextlib.suppress(asyncio.TimeoutError):
+            saving = (self.context.ballot.save(), self.context.journal.sync())
+            await asyncio.wait_for(asyncio.gather(*saving, return_exceptions=True), SYNC_S)
         self.context.journal.close()
 
     def _interrupted(self, name: str) -> None:

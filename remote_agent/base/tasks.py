@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 log = logging.getLogger(__name__)
 
 CANCEL_AGAIN_S = 0.5
+T = TypeVar("T")
 
 
 class Tasks:
@@ -49,6 +50,19 @@ class Tasks:
             for task in pending:
                 task.cancel()
             _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_S)
+
+
+async def in_thread(work: Callable[..., T], *args: Any) -> T:
+    """Return what a function returns that may block; a cancelled caller waits for its end, too.
+
+    What it writes cannot come after what others write once the caller has ended.
+    """
+    doing = asyncio.ensure_future(asyncio.to_thread(work, *args))
+    try:
+        return await asyncio.shield(doing)
+    except asyncio.CancelledError:
+        await asyncio.wait({doing})
+        raise
 
 
 async def within(event: asyncio.Event, seconds: float) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import hashlib
 import json
 import logging
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from remote_agent.base.files import atomic_write
-from remote_agent.base.tasks import within
+from remote_agent.base.tasks import in_thread, within
 from remote_agent.wire.documents import parse_event
 from remote_agent.wire.gate import Misfit
 
@@ -76,9 +75,16 @@ class Journal:
         self._changed = asyncio.Event()
         self._ended = False
         self._file: TextIO | None = None
-        self._is_behind = False
-        """The file lacks records that memory has."""
-        self._write()
+        """None while the file is to be written anew: records are missing in it, or it has others."""
+        self._anew = asyncio.Event()
+        self._rewriting = asyncio.Lock()
+        self._is_full = False
+        """Whether the last attempt to write has failed."""
+        try:
+            self._replace(self.records)
+            self._file = path.open("a")
+        except OSError as error:
+            self._fail(error)
 
     @property
     def last_seq(self) -> int:
@@ -132,7 +138,7 @@ class Journal:
                 return True
             self.records = list(arrived)
             self.close()
-            self._write()
+            self._anew.set()
             self._wake()
             return True
         for record in records:
@@ -144,23 +150,27 @@ class Journal:
         if record["seq"] != self.last_seq + 1:
             return
         self.records.append(record)
-        self._write()
+        self._write((record,))
         self._wake()
 
     async def keep_written(self) -> None:
-        """Retry what a full disk has not taken, until cancelled: there may be no further record to trigger it."""
+        """Write the file anew where that is needed, until cancelled; what a full disk has not taken is retried."""
         while True:
+            await self._anew.wait()
+            with contextlib.suppress(OSError):
+                await self._write_anew()
+                continue
             await asyncio.sleep(RETRY_S)
-            if self._is_behind:
-                self._write()
 
-    def sync(self) -> None:
-        """Make the file durable: what it holds is there after a loss of power, too; raises OSError."""
-        if self._file is None:
-            self._write()
-        if self._file is None:
-            raise OSError(errno.EIO, "the journal cannot be written", str(self._path))
-        os.fsync(self._file.fileno())
+    async def sync(self) -> None:
+        """Make all records durable: they are there after a loss of power, too; raises OSError."""
+        file = await self._write_anew()
+        # The file may be closed meanwhile.
+        fd = os.dup(file.fileno())
+        try:
+            await in_thread(os.fsync, fd)
+        finally:
+            os.close(fd)
 
     def end(self) -> None:
         """Let followers end once they have read all."""
@@ -201,25 +211,50 @@ class Journal:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _write(self) -> None:
-        """Write the newest record, or the whole file where a write has failed: no gap may stay in it.
+    def _write(self, records: Sequence[JournalEvent]) -> None:
+        """Append records to the file, or have it written anew where that fails: no gap may stay in it.
 
         A full disk must not stop the job: memory still has everything.
         """
+        if self._file is None:
+            self._anew.set()
+            return
         try:
-            if self._file is None:
-                text = "".join(json.dumps(record) + "\n" for record in self.records)
-                atomic_write(self._path, text.encode())
-                self._file = self._path.open("a")
-            else:
-                self._file.write(json.dumps(self.records[-1]) + "\n")
-                self._file.flush()
-            self._is_behind = False
+            self._file.write(_lines(records))
+            self._file.flush()
         except OSError as error:
-            if not self._is_behind:
-                log.warning("%s cannot be written: %s", self._path, error)
-            self._is_behind = True
-            self.close()
+            self._fail(error)
+
+    async def _write_anew(self) -> TextIO:
+        """Return the file once it has all records; raises OSError. A slow disk holds up nothing else meanwhile."""
+        async with self._rewriting:
+            while self._file is None:
+                whole, count = self.records, len(self.records)
+                try:
+                    await in_thread(self._replace, whole[:])
+                    if whole is self.records:
+                        self._file = self._path.open("a")
+                        self._write(whole[count:])
+                except OSError as error:
+                    self._fail(error)
+                    raise
+            self._anew.clear()
+            self._is_full = False
+            return self._file
+
+    def _replace(self, records: Sequence[JournalEvent]) -> None:
+        atomic_write(self._path, _lines(records).encode())
+
+    def _fail(self, error: OSError) -> None:
+        if not self._is_full:
+            log.warning("%s cannot be written: %s", self._path, error)
+        self._is_full = True
+        self.close()
+        self._anew.set()
+
+
+def _lines(records: Sequence[JournalEvent]) -> str:
+    return "".join(json.dumps(record) + "\n" for record in records)
 
 
 def _same(some: Sequence[JournalEvent], others: Sequence[JournalEvent]) -> int:

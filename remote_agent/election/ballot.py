@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from remote_agent.base import clocks
 from remote_agent.base.files import atomic_write, read_json
+from remote_agent.base.tasks import in_thread
 from remote_agent.election import member
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class Ballot:
         self.former = ""
         """The last coordinator that was another node."""
         self._followed = ""
+        self._changed = asyncio.Event()
+        self._writing = asyncio.Lock()
         self._listeners: list[Callable[[str], None]] = []
 
     def on_change(self, listener: Callable[[str], None]) -> None:
@@ -60,37 +63,51 @@ class Ballot:
             return False
         if coordinator != self.view.me:
             self.former = coordinator
-        try:
-            self._write(self.view)
-        except OSError as error:
-            # Only a vote is a promise.
-            log.warning("term %d cannot be written: %s", term, error)
+        # Only a vote, and a proposal on the disk, are promises: nothing waits for this.
+        self._changed.set()
         if coordinator != self._followed:
             self._followed = coordinator
             for listener in self._listeners:
                 listener(coordinator)
         return True
 
-    def vote(self, term: int, candidate: str, *, sounding: bool = False) -> str:
+    async def keep_written(self) -> None:
+        """Write the term of a coordinator that this node follows, until cancelled."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            try:
+                await self.save()
+            except OSError as error:
+                log.warning("term %d cannot be written: %s", self.view.term, error)
+
+    async def vote(self, term: int, candidate: str, *, sounding: bool = False) -> str:
         """Give this node's vote to a candidate; returns "" or the reason for a refusal.
 
-        A sounding only asks whether the vote would be given. A vote is written before it counts, as it must hold
-        after a restart.
+        A sounding only asks whether the vote would be given. A vote holds at once, and is on the disk before anyone
+        else learns of it, as it must hold after a restart.
         """
-        view, refusal = member.vote(self.view, term, candidate, clocks.now())
+        before = self.view
+        view, refusal = member.vote(before, term, candidate, clocks.now())
         if refusal or sounding:
             return refusal
-        try:
-            self._write(view)
-        except OSError as error:
-            return f"{view.me} cannot write its vote: {error}"
         self.view = view
+        try:
+            await self.save()
+        except OSError as error:
+            if self.view is view:
+                self.view = before
+            return f"{view.me} cannot write its vote: {error}"
         return ""
 
     async def secure(self, journal: Journal) -> None:
-        """Make the journal durable; raises OSError where that fails and the node cannot give up its disk either."""
+        """Make term and journal durable; raises OSError where that fails and the node cannot give up its disk either.
+
+        With the term: a node that has recorded a proposal records nothing of an older coordinator after a restart.
+        """
+        await self.save()
         try:
-            await asyncio.to_thread(journal.sync)
+            await journal.sync()
         except OSError as error:
             self._give_up_disk(error)
 
@@ -107,15 +124,17 @@ class Ballot:
         mine = self.view.coordinator == self.view.me
         self.view = dataclasses.replace(self.view, successor=node, coordinator=None if mine else self.view.coordinator)
 
-    def _write(self, view: Member) -> None:
-        promise = {**view.to_json(), "disk": self.disk}
-        if self._written is None or promise == self._written:
-            return
-        try:
-            atomic_write(self._path, json.dumps(promise).encode())
-            self._written = promise
-        except OSError as error:
-            self._give_up_disk(error)
+    async def save(self) -> None:
+        """Write the present term and vote; raises OSError where that fails and the disk cannot be given up either."""
+        async with self._writing:
+            promise = {**self.view.to_json(), "disk": self.disk}
+            if self._written is None or promise == self._written:
+                return
+            try:
+                await in_thread(atomic_write, self._path, json.dumps(promise).encode())
+                self._written = promise
+            except OSError as error:
+                self._give_up_disk(error)
 
     def _give_up_disk(self, error: OSError) -> None:
         if self._written is not None:

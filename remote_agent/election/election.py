@@ -187,7 +187,7 @@ class Election:
             refusal = (await self._poll(term, sounding=True, given_up=given_up))[1]
             if refusal:
                 return refusal
-        refusal = self._ballot.vote(term, self._me)
+        refusal = await self._ballot.vote(term, self._me)
         if refusal:
             return refusal
         answers, refusal = await self._poll(term, sounding=False, given_up=given_up)
@@ -207,7 +207,9 @@ class Election:
 
     async def renew(self, term: int) -> None:
         """Raise our own term as coordinator above one that an unsuccessful candidate has left behind."""
-        if not self._is_coordinator() or term < self._ballot.view.term or self._ballot.vote(term + 1, self._me):
+        if not self._is_coordinator() or term < self._ballot.view.term:
+            return
+        if await self._ballot.vote(term + 1, self._me):
             return
         _, refusal = await self._poll(term + 1, sounding=False)
         if refusal or not self._ballot.follow(term + 1, self._me):
@@ -278,7 +280,8 @@ class Election:
     async def _answer_candidate(self, args: Args) -> Items:
         """Answer a request for a vote, with the groups of our journal; a granted one also with its newer records."""
         refusal = f"{self._me} is the coordinator" if self._is_coordinator() else ""
-        refusal = refusal or self._ballot.vote(int(args["term"]), str(args["candidate"]), sounding=args["sounding"])
+        if not refusal:
+            refusal = await self._ballot.vote(int(args["term"]), str(args["candidate"]), sounding=args["sounding"])
         answer = {"granted": not refusal, "reason": refusal, "disk": self._ballot.disk}
         if refusal:
             yield Answer(answer)

@@ -76,6 +76,7 @@ class LogStore:
         if self.live:
             await self._watch.catch_up(generation)
         self._finished.add(generation)
+        self._catalogue.close_files(generation)
         self._bell.ring()
 
     def forget(self, generation: int, rank: int) -> None:

@@ -112,8 +112,10 @@ async def test_what_was_agreed_to_is_known_after_a_restart_and_written_only_when
     async with agents(tmp_path, "n1") as (agent,):
         agent.context.ballot.follow(3, "n2")
         view = agent.context.ballot.view
+        await agent.context.ballot.save()
         before = agent.context.files.term.stat().st_ino
         agent.context.ballot.follow(3, "n2")
+        await agent.context.ballot.save()
         assert agent.context.files.term.stat().st_ino == before
         known = agent.context.peers
         known.learn({"n2": {"address": "a", "port": 1}})
@@ -260,7 +262,7 @@ async def test_a_member_that_is_cut_off_in_the_middle_of_a_new_journal_keeps_its
         on_disk = two.context.files.events.read_text()
         two.context.ballot.follow(1, "n1")
         coordinate(one)
-        proposal = {**record(2, 900_000), "type": "generation_proposed"}
+        proposal: Any = {**record(2, 900_000), "type": "generation_proposed"}
         one.context.journal.take([record(1, 900_000), proposal, record(3, 900_000)], reset=True)
         hear, pieces, cut = two.member.handler("n1"), asyncio.Event(), True
 

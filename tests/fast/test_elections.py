@@ -272,18 +272,18 @@ def nothing_can_be_written() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_promise_that_cannot_be_written_makes_another_node_of_it(tmp_path: Path) -> None:
+async def test_a_promise_that_cannot_be_written_makes_another_node_of_it(tmp_path: Path) -> None:
     path = tmp_path / "term.json"
     ballot = Ballot(path, Member("n2", TIMEOUT))
-    assert ballot.vote(1, "n1") == ""
+    assert await ballot.vote(1, "n1") == ""
     disk = ballot.disk
     assert Ballot(path, Member("n2", TIMEOUT)).disk == disk
     with nothing_can_be_written():
-        assert ballot.vote(2, "n3") == ""
-        assert ballot.vote(2, "n1") != ""
+        assert await ballot.vote(2, "n3") == ""
+        assert await ballot.vote(2, "n1") != ""
     assert (ballot.disk, ballot.view.voted) == (disk, "n3")
     # Not even when there is space again: the journal may lack what it said it had.
-    assert ballot.vote(3, "n1") == ""
+    assert await ballot.vote(3, "n1") == ""
     again = Ballot(path, Member("n2", TIMEOUT))
     assert (again.view.term, again.disk == disk) == (0, False)
 

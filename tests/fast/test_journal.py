@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,12 @@ from remote_agent.coordinator import inputs, replay
 from remote_agent.coordinator.journal import Journal, chunks, public, read_records
 from remote_agent.coordinator.status import document, history
 from remote_agent.diagnose.incidents import iso_time
+from remote_agent.election.ballot import Ballot
+from remote_agent.election.member import Member
 from remote_agent.wire.status_diff import merge
 from tests.fast.world import World, spec
+
+WAIT_S = 60.0
 
 
 def record(seq: int, **changes: Any) -> Any:
@@ -53,6 +59,7 @@ async def test_a_journal_is_replaced_when_all_of_the_new_one_is_there(tmp_path: 
     for _ in range(2):
         assert journal.take(new[:1], reset=True, more=True)
     assert journal.take(new[1:], reset=True)
+    await journal.sync()
     assert (journal.records, read_records(path)) == (new, new)
     # What follows a piece on another connection follows the journal that counts.
     assert journal.take(old[:1], reset=True, more=True)
@@ -82,7 +89,39 @@ async def test_a_disk_that_was_full_leaves_no_gap(tmp_path: Path) -> None:
     (path / "x").unlink()
     path.rmdir()
     journal.append(record(4))
+    await journal.sync()
     assert [one["seq"] for one in read_records(path)] == [1, 2, 3, 4]
+    journal.close()
+
+
+async def test_a_slow_disk_holds_up_nothing_but_the_promises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Votes and records wait for it; heartbeats do not. What changes meanwhile follows in the file."""
+    real, may_end, begun = os.fsync, threading.Event(), threading.Event()
+
+    def slow(fd: int) -> None:
+        begun.set()
+        assert may_end.wait(WAIT_S)
+        real(fd)
+
+    journal = Journal(tmp_path / "events.jsonl")
+    ballot = Ballot(tmp_path / "term.json", Member("n1", 3.0))
+    old, new = [record(1), record(2)], [record(number, term=2) for number in (1, 2)]
+    journal.take(old)
+    monkeypatch.setattr(os, "fsync", slow)
+    promises = [asyncio.ensure_future(work) for work in (ballot.vote(1, "n2"), ballot.secure(journal))]
+    await asyncio.to_thread(begun.wait, WAIT_S)
+    # The file that is being synced is closed, and another one takes its place, which gets what comes then.
+    journal.take(new, reset=True)
+    promises.append(asyncio.ensure_future(ballot.secure(journal)))
+    journal.append(record(3, term=2))
+    await asyncio.sleep(0)
+    assert [promise.done() for promise in promises] == [False] * 3
+    assert await ballot.vote(1, "n3") != "", "it holds before it is on the disk"
+    may_end.set()
+    assert await promises[0] == ""
+    await asyncio.gather(*promises)
+    assert json.loads((tmp_path / "term.json").read_text())["voted"] == "n2"
+    assert read_records(tmp_path / "events.jsonl") == journal.records == [*new, record(3, term=2)]
     journal.close()
 
 

@@ -67,6 +67,19 @@ def test_arrival_times_outlive_the_agent(tmp_path: Path) -> None:
     assert all(row["t_upper"] and row["t_ns"] >= log(tmp_path).stat().st_mtime_ns for row in rows)
 
 
+async def test_however_often_a_job_restarts_no_more_files_are_open(tmp_path: Path) -> None:
+    async with opened(tmp_path, live=True) as store:
+        counts = []
+        for generation in range(200):
+            append(log(tmp_path, generation=generation), b"step 1\n")
+            await store.window(generation, 0, "stdout", 0, 1)
+            await store.finish(generation)
+            counts.append(len(os.listdir("/proc/self/fd")))
+        assert max(counts) <= counts[0] + 1
+        answer = await store.window(0, 0, "stdout", 0, 1)
+        assert answer.body == b"step 1", "an old log can still be read"
+
+
 async def test_a_traceback_is_never_torn(tmp_path: Path) -> None:
     """Its lines come one by one between the other rank's lines, and stay together."""
     async with opened(tmp_path, live=True) as store:
