@@ -14,7 +14,7 @@ from pathlib import Path
 
 from remote_agent.base import private
 from remote_agent.base.files import try_lock
-from remote_agent.base.proc import environment, start_ticks
+from remote_agent.base.proc import environment, has_same, start_ticks
 from remote_agent.wire import JOB_NAME, Problem
 
 # agent_alive may hold a shared lock for microseconds, on a busy machine longer.
@@ -53,14 +53,10 @@ class Home:
         return cls(Path(os.path.abspath(os.path.expanduser(named))))
 
     def is_of(self, pid: int) -> bool:
-        """Return whether an agent or an engine has this very home: that of another container may have the same path."""
+        """Return whether an agent or an engine has this very home."""
         key = b"SUPERVISOR_HOME="
         named = b"".join(entry[len(key) :] for entry in environment(pid) if entry.startswith(key))
-        root = os.path.expanduser(os.fsdecode(named) or "~/.supervisor")
-        try:
-            return os.path.samestat(os.stat(f"/proc/{pid}/root{root}"), os.stat(self.root))
-        except OSError:
-            return False
+        return has_same(pid, os.path.expanduser(os.fsdecode(named) or "~/.supervisor"), self.root)
 
     def job(self, name: object) -> JobFiles:
         """Return the files of one job; raises Problem."""

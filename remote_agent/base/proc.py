@@ -42,6 +42,14 @@ def environment(pid: int) -> list[bytes]:
         return []
 
 
+def has_same(pid: int, path: str | Path, own: Path) -> bool:
+    """Return whether what a process has at a path is our own file or directory: containers may have equal paths."""
+    try:
+        return os.path.samestat(os.stat(f"/proc/{pid}/root{path}"), os.stat(own))
+    except OSError:
+        return False
+
+
 def own_command(*words: str) -> list[str]:
     """Return the command that starts this program in another mode, from a zipapp or from source."""
     program = sys.argv[0] if sys.argv[0].endswith(".pyz") else ""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from remote_agent.base.proc import environment, start_ticks, stat_fields
+from remote_agent.base.proc import environment, has_same, start_ticks, stat_fields
 from remote_agent.base.tasks import within
 
 if TYPE_CHECKING:
@@ -265,11 +265,12 @@ class Leftovers(Orphans):
 def end_all_marked(root: Path, deadline_s: float) -> bool:
     """Kill all that ranks of a job have started, whoever its parent is; returns whether all of it died in time.
 
-    For the agent that follows one that was killed together with its engine. `root`: the job's directory.
+    For the agent that follows one that was killed together with its engine. `root`: the job's directory; other nodes
+    of the job may have the same path and see the same processes.
     """
     mark = ERROR_FILE + os.fsencode(root) + b"/"
     end = time.monotonic() + deadline_s
-    while [pid for pid in _marked(mark) if _end(pid, stat_fields(pid), True)]:
+    while [pid for pid in _marked(mark) if has_same(pid, root, root) and _end(pid, stat_fields(pid), True)]:
         if time.monotonic() > end:
             return False
         time.sleep(POLL_S)

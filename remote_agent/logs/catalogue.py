@@ -98,11 +98,6 @@ class Catalogue:
         self.steps.pop((generation, rank), None)
         self.folders.get(generation, set()).discard(path)
 
-    def close_files(self, generation: int) -> None:
-        """Close the files of a generation; one that is read later is opened again."""
-        for folder in self.folders.get(generation, ()):
-            for file in self.by_folder.get(folder, ()):
-                self.descriptors.drop(file.path)
 
     def generation_of(self, path: Path) -> int | None:
         """Return the generation to which a directory belongs, or None."""

@@ -59,7 +59,7 @@ class Descriptors:
             os.close(fd)
 
     def close(self) -> None:
-        """Close all descriptors."""
+        """Close all descriptors; a file that is read later is opened again."""
         while self._open:
             _, fd = self._open.popitem()
             with contextlib.suppress(OSError):

@@ -76,7 +76,7 @@ class LogStore:
         if self.live:
             await self._watch.catch_up(generation)
         self._finished.add(generation)
-        self._catalogue.close_files(generation)
+        self._catalogue.descriptors.close()
         self._bell.ring()
 
     def forget(self, generation: int, rank: int) -> None:

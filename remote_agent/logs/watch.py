@@ -200,6 +200,7 @@ class LogWatch:
     async def _run(self) -> None:
         # Existing files first, the newest generation first: that is what people look at.
         await self._guarded(self._index_all(self._catalogue.select(None, None, None)[::-1]))
+        self._catalogue.descriptors.close()
         while True:
             changed = await self._watcher.wait(SWEEP_S)
             await self._guarded(self._look(changed or None))

@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -437,3 +438,25 @@ def test_what_a_forked_rank_has_started_is_known_without_its_engine(tmp_path: Pa
                         os.kill(pid, signal.SIGKILL)
 
     asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a mount namespace of one's own needs root")
+def test_ranks_of_another_container_with_the_same_path_are_left_alone(tmp_path: Path) -> None:
+    """Where containers share a PID namespace, a new agent sees the ranks of all of them."""
+    root = tmp_path / "jobs" / "job"
+    root.mkdir(parents=True)
+    env = {**os.environ, "TORCHELASTIC_ERROR_FILE": str(root / "generation_0" / "rank_0" / "error.json")}
+    elsewhere = f"mount -t tmpfs tmpfs {root.parent} && mkdir {root} && exec sleep 600"
+    with contextlib.ExitStack() as held:
+        own, other = (
+            held.enter_context(subprocess.Popen(command, env=env))
+            for command in (["sleep", "600"], ["unshare", "--mount", "sh", "-c", elsewhere])
+        )
+        held.callback(other.kill)
+        held.callback(own.kill)
+        end = time.monotonic() + DEADLINE_S
+        while Path(f"/proc/{other.pid}/comm").read_text() != "sleep\n":
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        assert end_all_marked(root, DEADLINE_S)
+        assert (own.wait(DEADLINE_S), other.poll()) == (-signal.SIGKILL, None)

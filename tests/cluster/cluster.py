@@ -25,7 +25,7 @@ from tests.cluster.disk import Disk
 from tests.cluster.inventory import write_inventory
 from tests.cluster.links import Links
 from tests.cluster.machine import Machine
-from tests.cluster.network import OPERATOR, ClusterError, Network, command, kill_all, pids_in, process_state
+from tests.cluster.network import OPERATOR, ClusterError, Network, kill_all, pids_in, process_state
 from tests.cluster.prepared import prepared
 from tests.cluster.state import PREFIX, STATE_FILE, process_stamp, remove, sweep
 from tests.scratch import outer
@@ -39,8 +39,9 @@ class Cluster:
 
     `operators` more machines op1, op2 … are on the network but not in the inventory. With `resolve=False` the hosts
     do not know each other's names, and their own is 127.0.1.1, as on many real machines. With `disk_mb` each host's
-    home is a disk of that many MiB, which loses at a crash what was not synced. With `stub_torch` Python there imports the torch of `tests/stub`: each
-    engine's import of the real one takes two seconds of a processor. With `agent` they have the agent from before.
+    home is a disk of that many MiB, which loses at a crash what was not synced. With `stub_torch` Python there imports
+    the torch of `tests/stub`: each engine's import of the real one takes two seconds of a processor. With `agent` they
+    have the agent from before.
     """
 
     def __init__(
