@@ -84,6 +84,7 @@ class Agent:
             node=node,
             life=life,
             journal=journal,
+            fold=replay.Fold(spec, journal, node),
             logs=logs,
             history=Keeper(files.history),
             tree=JobTree(files.home, spec.tree),
@@ -314,7 +315,6 @@ class Waiting:
         self._reported: dict[str, float] = {}
         """When each text was last reported."""
         self._since: float | None = None
-        self._folded: tuple[tuple[int, int], str] = ((-1, -1), "")
 
     async def watch(self) -> None:
         """Look until cancelled, or until the wait is too long."""
@@ -346,11 +346,7 @@ class Waiting:
             return text, False
         if member.channel is None:
             return self._without_coordinator(), True
-        journal = context.journal
-        if self._folded[0] != (journal.last_term, journal.last_seq):
-            state = replay.fold(context.spec, journal.records, context.node)
-            self._folded = (journal.last_term, journal.last_seq), short_of(state, context.node)
-        return self._folded[1], False
+        return short_of(context.fold.state, context.node), False
 
     def _without_coordinator(self) -> str:
         view, trouble = self._context.ballot.view, self._member.election.trouble
@@ -377,7 +373,7 @@ def short_of(state: s.State, me: str) -> str:
 
 def outcome(context: Context) -> dict[str, str]:
     """Return how the job ended for this node: state (succeeded, failed, stopped, removed or lost) and why."""
-    state = replay.fold(context.spec, context.journal.records, context.node)
+    state = context.fold.state
     node = state.nodes.get(context.node)
     if state.ended:
         return {"state": state.ended, "reason": state.failure or ""}

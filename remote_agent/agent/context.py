@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from remote_agent.agent.tree_requests import JobTree
     from remote_agent.base.paths import JobFiles
     from remote_agent.coordinator.journal import Journal
+    from remote_agent.coordinator.replay import Fold
     from remote_agent.election.ballot import Ballot
     from remote_agent.election.peers import Peers
     from remote_agent.history.keeper import Keeper
@@ -88,6 +89,8 @@ class Context:
     node: str
     life: Life
     journal: Journal
+    fold: Fold
+    """What the journal shows."""
     logs: LogStore
     history: Keeper
     tree: JobTree

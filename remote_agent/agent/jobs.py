@@ -5,6 +5,8 @@ In: `jobs/`. Out: answers of the `jobs` and `clean` requests.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import shutil
 from pathlib import Path
@@ -15,14 +17,12 @@ from remote_agent.base.paths import Home, JobFiles, agent_alive, lock_agent
 from remote_agent.wire import JobSpec, Problem, SpecError
 from remote_agent.wire.events import ENDED_STATES
 
+# How many jobs' states are remembered.
+KEPT = 256
+
 
 def describe(files: JobFiles) -> dict[str, Any]:
     """Return what this node knows of one job without asking its agent; raises OSError."""
-    # Folding the journal needs half of the agent: not loaded for a mere connection.
-    from remote_agent.coordinator.journal import read_records
-    from remote_agent.coordinator.replay import fold
-    from remote_agent.coordinator.status import job_state
-
     pid = agent_alive(files)
     spec = read_json(files.spec)
     described: dict[str, Any] = {
@@ -38,12 +38,35 @@ def describe(files: JobFiles) -> dict[str, Any]:
         "generation": 0,
         "world_size": 0,
     }
-    try:
-        state = fold(JobSpec.from_json(spec), read_records(files.events))
-    except SpecError:
-        return described
-    described.update(state=job_state(state), generation=max(0, state.generation), world_size=len(state.ranks))
+    with contextlib.suppress(SpecError):
+        paths = files.spec, files.events
+        state, generation, world_size = _shown(*paths, *map(_stamp, paths))
+        described.update(state=state, generation=generation, world_size=world_size)
     return described
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """Return what is different once a file has changed; None where there is none."""
+    try:
+        info = path.stat()
+    except OSError:
+        return None
+    return info.st_ino, info.st_size, info.st_mtime_ns
+
+
+@functools.lru_cache(maxsize=KEPT)
+def _shown(spec: Path, journal: Path, *stamps: tuple[int, int, int] | None) -> tuple[str, int, int]:
+    """Return state, generation and world size that a journal shows; raises SpecError.
+
+    An operator's home screen asks every few seconds, for all jobs: a journal is read again once it has changed.
+    """
+    # Folding the journal needs half of the agent: not loaded for a mere connection.
+    from remote_agent.coordinator.journal import read_records
+    from remote_agent.coordinator.replay import fold
+    from remote_agent.coordinator.status import job_state
+
+    state = fold(JobSpec.from_json(read_json(spec)), read_records(journal))
+    return job_state(state), max(0, state.generation), len(state.ranks)
 
 
 def _newest(*paths: Path) -> int | None:

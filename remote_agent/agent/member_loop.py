@@ -65,7 +65,7 @@ class MemberLoop:
         self._tasks = Tasks()
         self._make_engine = make_engine
         self.office = Office(context, self, self._tasks)
-        self.election = Election(context.spec, context.journal, context.ballot, context.peers, self.office, self._tasks)
+        self.election = Election(context.fold, context.journal, context.ballot, context.peers, self.office, self._tasks)
         self.incarnation = secrets.token_hex(8)
         self.born_seq = context.journal.last_seq
         """The newest record that was here before this agent."""

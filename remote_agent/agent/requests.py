@@ -20,7 +20,6 @@ from remote_agent.agent.tree_requests import TreeRequests
 from remote_agent.base import clocks
 from remote_agent.base.streams import serve_unix
 from remote_agent.base.tasks import within
-from remote_agent.coordinator import replay
 from remote_agent.coordinator import state as s
 from remote_agent.coordinator.journal import public
 from remote_agent.coordinator.operator_requests import VERBS
@@ -143,7 +142,7 @@ class AgentRequests(JobRequests):
 
     def _is_out(self) -> bool:
         """Whether the journal says that this node was removed from the job."""
-        own = replay.fold(self._context.spec, self._context.journal.records).nodes.get(self._context.node)
+        own = self._context.fold.state.nodes.get(self._context.node)
         return own is not None and own.status in ("removed", "failed")
 
     async def trust(self, args: Args) -> Answer:
@@ -174,7 +173,7 @@ class AgentRequests(JobRequests):
         try:
             status: Status = await self._member.ask_coordinator("status", {})
         except Problem as problem:
-            state = self._without_coordinator(replay.fold(context.spec, context.journal.records, context.node))
+            state = self._without_coordinator(context.fold.state)
             own: dict[str, Any] = {context.node: self._member.facts()}
             status = document(state, own, view.coordinator)
             plan = f"{problem.message}; {problem.hint}" if problem.hint else problem.message

@@ -17,6 +17,7 @@ from remote_agent.wire import FIRST_TERM, JobSpec, NodeSpec
 from remote_agent.wire.events import EventType, StopCause, phases_of
 
 if TYPE_CHECKING:
+    from remote_agent.coordinator.journal import Journal
     from remote_agent.wire.documents import (
         EnvironmentSetDetail,
         ExitStatus,
@@ -86,6 +87,27 @@ def folds(spec: JobSpec, records: Iterable[JournalEvent]) -> Iterator[s.State]:
     for record in records:
         state = _apply(state, record)
         yield state
+
+
+class Fold:
+    """The state that a node's own journal shows; a look costs as much as has come since the last one."""
+
+    def __init__(self, spec: JobSpec, journal: Journal, me: str) -> None:
+        self._journal = journal
+        self._empty = self._state = _empty(spec, me)
+        self._records: list[JournalEvent] = []
+        self._count = 0
+
+    @property
+    def state(self) -> s.State:
+        """What all records so far show."""
+        records = self._journal.records
+        if records is not self._records:
+            self._records, self._count, self._state = records, 0, self._empty
+        for record in records[self._count :]:
+            self._state = _apply(self._state, record)
+        self._count = len(records)
+        return self._state
 
 
 def _empty(spec: JobSpec, me: str) -> s.State:

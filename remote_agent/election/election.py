@@ -12,13 +12,14 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import TYPE_CHECKING, Protocol, Union
 
 from remote_agent.base import clocks
-from remote_agent.coordinator import policy, quorum, replay
+from remote_agent.coordinator import policy, quorum
 from remote_agent.coordinator.journal import Journal, chunks
 from remote_agent.election import member
-from remote_agent.wire import Answer, Args, Channel, Items, JobSpec, Problem
+from remote_agent.wire import Answer, Args, Channel, Items, Problem
 
 if TYPE_CHECKING:
     from remote_agent.base.tasks import Tasks
+    from remote_agent.coordinator.replay import Fold
     from remote_agent.election.ballot import Ballot
     from remote_agent.election.peers import Peers
 
@@ -46,9 +47,9 @@ class Election:
     """Elections as one node takes part in them."""
 
     def __init__(
-        self, spec: JobSpec, journal: Journal, ballot: Ballot, peers: Peers, office: CoordinatorRole, tasks: Tasks
+        self, fold: Fold, journal: Journal, ballot: Ballot, peers: Peers, office: CoordinatorRole, tasks: Tasks
     ) -> None:
-        self._spec = spec
+        self._fold = fold
         self._me = ballot.view.me
         self._journal = journal
         self._ballot = ballot
@@ -74,7 +75,7 @@ class Election:
         self.trouble = text
 
     def _succession(self) -> list[str]:
-        return policy.succession(replay.fold(self._spec, self._journal.records))
+        return policy.succession(self._fold.state)
 
     # Questions
 
@@ -106,7 +107,7 @@ class Election:
         answer, trouble = await self._peers.ask_endpoint("who", args)
         if not view.term:
             coordinator = answer and answer["coordinator"]
-            self.note_trouble("" if coordinator else trouble or f"{self._spec.endpoint}: no coordinator there yet")
+            self.note_trouble("" if coordinator else trouble or f"{self._peers.endpoint}: no coordinator there yet")
         if answer:
             # After a restart of all agents the old addresses are wrong; the endpoint learns new ones from questions.
             self._peers.learn({name: where for name, where in answer["members"].items() if name != self._me})
@@ -129,7 +130,6 @@ class Election:
         running = self._running is not None and not self._running.done()
         if running or now <= self._not_before or not member.leaderless(view, now):
             return
-        # The order is a fold over the whole journal: only where it may matter.
         candidates = [name for name in self._succession() if name != view.coordinator]
         if member.election_due(view, candidates, now):
             self._running = self._tasks.spawn(self._try(), "election")
@@ -163,7 +163,7 @@ class Election:
 
     def _is_removed(self) -> bool:
         """Whether an operator has removed this node: it votes until a group without it has formed, and leads none."""
-        own = replay.fold(self._spec, self._journal.records).nodes.get(self._me)
+        own = self._fold.state.nodes.get(self._me)
         return own is not None and own.status == "removed"
 
     async def inherit(self) -> str:

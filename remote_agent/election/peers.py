@@ -44,7 +44,7 @@ class Peers:
     def __init__(self, files: JobFiles, node: str, endpoint: str, tasks: Tasks) -> None:
         self._files = files
         self._node = node
-        self._endpoint = endpoint
+        self.endpoint = endpoint
         self._tasks = tasks
         self.members: dict[str, Json] = read_json(files.members)
         """Address and port of each agent, by node."""
@@ -139,13 +139,13 @@ class Peers:
 
     def is_endpoint(self, nodes: Container[str]) -> bool:
         """Whether one of these nodes listens at the job's endpoint; also true where the job has no endpoint."""
-        port = split_endpoint(self._endpoint, 0)[1]
+        port = split_endpoint(self.endpoint, 0)[1]
         return not port or any(name in nodes and where["port"] == port for name, where in self.members.items())
 
     async def ask_endpoint(self, op: str, args: Json) -> tuple[Json | None, str]:
         """Return the answer of the agent at the job's endpoint, or None and the reason."""
         try:
-            return await self._ask_at("", *split_endpoint(self._endpoint, 0), op, args), ""
+            return await self._ask_at("", *split_endpoint(self.endpoint, 0), op, args), ""
         except (PeerRefused, PeerUnreachable) as error:
             foreign = isinstance(error.__cause__, ssl.SSLCertVerificationError)
             return None, f"{error} (another key or another --rdzv-id there)" if foreign else str(error)

@@ -98,7 +98,6 @@ class Catalogue:
         self.steps.pop((generation, rank), None)
         self.folders.get(generation, set()).discard(path)
 
-
     def generation_of(self, path: Path) -> int | None:
         """Return the generation to which a directory belongs, or None."""
         for name in (path.name, path.parent.name):

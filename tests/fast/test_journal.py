@@ -9,9 +9,12 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
+from remote_agent.agent import jobs
+from remote_agent.base.paths import Home
 from remote_agent.coordinator import inputs, replay
 from remote_agent.coordinator.journal import Journal, chunks, public, read_records
 from remote_agent.coordinator.status import document, history
@@ -67,6 +70,44 @@ async def test_a_journal_is_replaced_when_all_of_the_new_one_is_there(tmp_path: 
     assert not journal.take(old[1:], reset=True)
     assert journal.records == read_records(path) == [*new, record(4, term=2)]
     journal.close()
+
+
+async def test_what_a_journal_shows_is_computed_from_new_records_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A status is asked for ten times a second, also while nobody coordinates, however long the journal is."""
+    journal, job = Journal(tmp_path / "events.jsonl"), spec(2)
+    shown, applied, real = replay.Fold(job, journal, "n1"), [0], replay._apply
+
+    def count(state: Any, one: Any) -> Any:
+        applied[0] += 1
+        return real(state, one)
+
+    monkeypatch.setattr(replay, "_apply", count)
+    lost = [
+        record(seq, type="node_lost", node=node, detail={"reason": "r", "status": "lost"}, term=1)
+        for seq, node in enumerate(("n1", "n2"), 1)
+    ]
+    for records in (lost[:1], lost[1:]):
+        journal.take(records)
+        assert shown.state is shown.state
+    assert {name: node.status for name, node in shown.state.nodes.items()} == {"n1": "lost", "n2": "lost"}
+    assert applied == [2]
+    journal.take([record(1, term=2)], reset=True)
+    assert shown.state == replay.fold(job, journal.records, "n1")
+    journal.close()
+
+
+def test_the_state_of_an_ended_job_is_read_again_only_when_its_journal_has_changed(tmp_path: Path) -> None:
+    files = Home(tmp_path).job("job")
+    files.make()
+    files.spec.write_text(json.dumps(spec(1).to_json()))
+    assert jobs.describe(files)["state"] == "starting"
+    stopped = record(1, type="job_stopped", detail={"reason": "an operator stopped the job"})
+    files.events.write_text(json.dumps(stopped) + "\n")
+    with mock.patch("remote_agent.coordinator.journal.read_records", wraps=read_records) as read:
+        assert [jobs.describe(Home(tmp_path).job("job"))["state"] for _ in range(3)] == ["stopped"] * 3
+    assert read.call_count == 1
 
 
 def test_a_record_that_a_disk_has_damaged_ends_what_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
