@@ -46,12 +46,12 @@ from remote_agent.wire import FIRST_TERM, Channel, JobSpec, Problem, split_endpo
 
 log = logging.getLogger(__name__)
 
-# An agent to which no coordinator is assigned exits.
+# An agent to which no coordinator is assigned exits; sooner if the operator who started it has been here and is gone.
 ASSIGN_TIMEOUT_S = 180.0
+GIVEN_UP_S = 15.0
 # After the end: long enough for a supervisor that is just about to read the outcome.
 LINGER_S = 5.0
 ABANDONED_S = 3600.0
-WATCH_S = 5.0
 LOOK_S = 1.0
 # How long to wait for the end of processes that workers started and that outlived their agent and engine.
 LEFT_S = 5.0
@@ -121,7 +121,7 @@ class Agent:
         listener = self.listen(context.spec.coordinator_port)
         await context.logs.start()
         member.start()
-        waiting = Waiting(context, member).watch() if context.spec.endpoint else self._watch_assignment()
+        waiting = Waiting(context, member).watch() if context.spec.endpoint else self.watch_assignment()
         self._tasks.spawn(waiting, "assignment")
         self._tasks.spawn(agent_log.keep_small(context.files.log), "agent.log")
         context.vitals.start(self._tasks, context.address, member.workers)
@@ -204,15 +204,17 @@ class Agent:
         except Problem as problem:
             self.life.finish(f"{preempted}: {problem.message}", linger=False)
 
-    async def _watch_assignment(self) -> None:
+    async def watch_assignment(self) -> None:
         """End an agent that has had neither a coordinator nor an operator for long."""
-        alone_since = time.monotonic()
+        alone_since, patience_s = time.monotonic(), ASSIGN_TIMEOUT_S
         while True:
-            await asyncio.sleep(WATCH_S)
+            await asyncio.sleep(LOOK_S)
+            if self.life.operators:
+                patience_s = GIVEN_UP_S
             if self.member.office.is_held or self.member.channel is not None or self.life.operators:
                 alone_since = time.monotonic()
             alone_s = time.monotonic() - alone_since
-            if alone_s > (ABANDONED_S if self.context.ballot.view.term else ASSIGN_TIMEOUT_S):
+            if alone_s > (ABANDONED_S if self.context.ballot.view.term else patience_s):
                 self.life.finish(f"neither a coordinator nor an operator for {alone_s:.0f} s")
                 return
 

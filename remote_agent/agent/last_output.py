@@ -192,6 +192,10 @@ class LastOutputKeeper:
         self._forget(node)
         if len(self._reading) >= MAX_NODES or self._tasks is None:
             return Answer({"takes": False})
+        # The ends of nodes that send to another one by now make room, the oldest first.
+        stale = [each for each in self._kept if each not in self._reading and each != node]
+        while len(self._kept) >= 2 * MAX_NODES:
+            del self._kept[stale.pop(0)]
         self._reading[node] = self._tasks.spawn(self._take(node), f"last output of {node}")
         return Answer({"takes": True})
 

@@ -164,17 +164,21 @@ def _late_s(facts: NodeFacts, now: float | None) -> float:
     return 0.0 if now is None else max(0.0, now - facts.get("heard_at", now))
 
 
-def _position(live: RankFacts, late_s: float) -> float | None:
-    """Return the step that a rank has reached by now: nodes report once a second, one after the other."""
-    step = live.get("step")
+def _position(state: s.State, live: RankFacts, late_s: float) -> float | None:
+    """Return the step that a rank has reached by now: nodes report once a second, one after the other.
+
+    A rank that has ended, or prints nothing any more, stays where it is.
+    """
+    step, age_s = live.get("step"), live.get("last_output_age_s") or 0.0
+    goes_on = state.phase == s.RUNNING and age_s <= s.HEARTBEAT_S
     pace = (live.get("progress") or {}).get("steps_s") or 0.0
-    return None if step is None else step + pace * min(late_s, s.HEARTBEAT_S)
+    return step + pace * min(late_s, s.HEARTBEAT_S) if step is not None and goes_on else step
 
 
 def _median_position(state: s.State, facts: Facts, now: float | None) -> float | None:
-    positions = [_position(rank, _late_s(each, now)) for each in facts.values() for rank in _live(state, each).values()]
-    known = [position for position in positions if position is not None]
-    return statistics.median(known) if known else None
+    lives = [(live, _late_s(each, now)) for each in facts.values() for live in _live(state, each).values()]
+    positions = [position for live in lives if (position := _position(state, *live)) is not None]
+    return statistics.median(positions) if positions else None
 
 
 def _node(
@@ -233,14 +237,14 @@ def _rank(state: s.State, rank: s.Rank, live: RankFacts, median: float | None, l
         "signal": rank.signal,
         "step": live.get("step"),
         "last_output_age_s": age,
-        "progress": _progress(live, median, late_s),
+        "progress": _progress(state, live, median, late_s),
         "vitals": _older(vitals, late_s) if (vitals := live.get("vitals")) is not None else None,
     }
 
 
-def _progress(live: RankFacts, median: float | None, late_s: float) -> RankProgress | None:
+def _progress(state: s.State, live: RankFacts, median: float | None, late_s: float) -> RankProgress | None:
     """Return what its node reports of a rank's progress, and lag, the whole steps behind the ranks' median."""
-    position, progress = _position(live, late_s), live.get("progress") or {}
+    position, progress = _position(state, live, late_s), live.get("progress") or {}
     if position is None and all(value is None for value in progress.values()):
         return None
     behind = None if position is None or median is None else max(0, int(round(median - position, 3)))

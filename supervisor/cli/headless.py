@@ -293,7 +293,9 @@ class Headless:
 
 def end_of_allocation() -> str:
     """Return the message for SIGTERM in an allocation: scancel, a time limit, or preemption."""
-    return f"Slurm ends allocation {os.environ.get('SLURM_JOB_ID', '')} (SIGTERM)".replace("  ", " ")
+    schedulers = {"SLURM_JOB_ID": "Slurm", "PBS_JOBID": "PBS"}
+    ends = (f"{name} ends allocation {os.environ[key]}" for key, name in schedulers.items() if key in os.environ)
+    return f"{next(ends, 'the allocation ends')} (SIGTERM)"
 
 
 def attach_command(hosts: str | None, job: str) -> str:

@@ -199,7 +199,7 @@ class Hub:
     @property
     def status_age_s(self) -> float:
         """Seconds since the newest status document arrived; infinite before the first."""
-        return time.monotonic() - self._status_at if self._status_at else float("inf")
+        return _now() - self._status_at if self._status_at else float("inf")
 
     @property
     def state(self) -> str:
@@ -257,29 +257,32 @@ class Hub:
         if any(status.get(key) != self.status.get(key) for key in ("state", "world_size")):
             known.note(self.inventory, [status])
         self.status = status
-        self._status_at = time.monotonic()
+        self._status_at = _now()
         self.activate(node["name"] for node in status.get("nodes", ()) if node.get("state") != "removed")
         self.touch()
 
     def confirm_status(self) -> None:
         """Note that the status document is still current: its agent answers and has no newer one."""
-        self._status_at = time.monotonic()
+        self._status_at = _now()
 
-    def add_event(self, event: JournalEvent) -> None:
+    def add_event(self, event: JournalEvent) -> bool:
         """Add the next event of the journal, unless it is already there; incidents change with it.
 
         Another event with a number that is already there replaces that one and those after it: the agents that had
-        them are gone, and the job continues without.
+        them are gone, and the job continues without. Returns False, and adds nothing, if events before it are missing.
         """
         at = int(event["seq"]) - 1
+        if not 0 <= at <= len(self.events):
+            return False
         if at < len(self.events):
             if self.events[at] == event:
-                return
+                return True
             self.events = self.events[:at]
             self.incidents = incidents_in(self.events)
         self.events.append(event)
         self.incidents = incidents_after(self.incidents, event)
         self.touch()
+        return True
 
     def set_ended(self) -> None:
         """Note that the job is over and the journal is complete."""
@@ -358,3 +361,8 @@ class Hub:
         lines += [last] if last else []
         what = f"job {self.job}" if self.job else "any job"
         return Unreachable("\n".join([*lines, f"cannot reach {what}"]), hint)
+
+
+def _now() -> float:
+    """Return seconds of a clock that counts while this machine sleeps: what was current before it is old then."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

@@ -166,11 +166,12 @@ class Updates:
 
     async def _events(self, link: Link) -> None:
         # From the last one that is known: if this agent has another one there, earlier ones may differ, too.
-        if not await self._follow_events(link, max(0, len(self._hub.events) - 1)):
-            await self._follow_events(link, 0)
+        known = max(0, len(self._hub.events) - 1)
+        if not await self._follow_events(link, known) and not await self._follow_events(link, 0):
+            raise WireError(f"the journal of {link.view.name} has a gap after event {len(self._hub.events)}")
 
     async def _follow_events(self, link: Link, since: int) -> bool:
-        """Take the events after that number to their end; False if the next one is not the one that is known."""
+        """Take the events after that number to their end; False where the next one is missing, or not the known one."""
         hub = self._hub
         known = hub.events[since] if 0 < since < len(hub.events) else None
         stream = link.stream("events", {"since": since, "follow": True})
@@ -180,7 +181,8 @@ class Updates:
                 if known not in (None, event):
                     return False
                 known = None
-                hub.add_event(event)
+                if not hub.add_event(event):
+                    return False
                 if event.get("type") in ENDED_EVENTS:
                     await self._finish(link)
                     break

@@ -7,10 +7,12 @@ import dataclasses
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import supervisor.inventory
+from remote_agent.agent import agent as agent_module
 from remote_agent.agent.agent import Agent
 from remote_agent.agent.requests import AgentRequests
 from remote_agent.base import clocks
@@ -51,6 +53,25 @@ async def test_only_an_agent_that_is_alone_believes_that_its_job_is_over_elsewhe
         for since, kind in ((None, "running"), (clocks.now(), "")):
             coordinator.state = dataclasses.replace(coordinator.state, phase=s.FORMING, alone_since=since)
             assert await tell(two, 2, 99) == kind
+
+
+async def test_an_agent_whose_launch_was_given_up_ends_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`up` was killed before it named a coordinator: nobody will ever need this agent."""
+    monkeypatch.setattr(agent_module, "LOOK_S", 0.01)
+    monkeypatch.setattr(agent_module, "GIVEN_UP_S", 0.1)
+    async with agents(tmp_path, "n1") as (one,):
+        channel: Any = object()
+        watch = asyncio.ensure_future(one.watch_assignment())
+        try:
+            await asyncio.sleep(0.3)
+            assert not one.life.finished.is_set(), "its operator is on the way"
+            one.life.attach(channel)
+            await asyncio.sleep(0.3)
+            assert not one.life.finished.is_set()
+            one.life.detach(channel)
+            await asyncio.wait_for(one.life.finished.wait(), 60)
+        finally:
+            watch.cancel()
 
 
 async def let_it_be_alone(session: Session, node: str) -> None:

@@ -238,6 +238,21 @@ def test_a_rank_that_just_reported_its_step_is_not_behind() -> None:
     assert [rank["progress"]["lag"] for node in nodes for rank in node["ranks"]] == [0, 0, 0, 50]
 
 
+@pytest.mark.parametrize("over", [True, False], ids=["the job is over", "nothing is printed any more"])
+def test_ranks_that_have_stopped_at_the_same_step_are_level(over: bool) -> None:
+    world = World(spec(2))
+    if over:
+        world.feed(inputs.Stop())
+        world.settle()
+    last = {"step": 100, "progress": {"steps_s": 10.0}, "last_output_age_s": 0.1 if over else 30.0}
+    facts: Any = {
+        "n1": {"generation": 0, "heard_at": 99.9, "ranks": {"0": last, "1": last}},
+        "n2": {"generation": 0, "heard_at": 90.0, "ranks": {"2": last, "3": last}},
+    }
+    nodes: Any = document(world.state, facts, "n1", 100.0)["nodes"]
+    assert {rank["progress"]["lag"] for node in nodes for rank in node["ranks"]} == {0}
+
+
 def test_a_rank_that_a_signal_ended_stays_failed_when_its_node_is_lost() -> None:
     world = World(spec(2))
     world.fail(2, signal="SIGSEGV")

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from supervisor import known
 from supervisor.cli import home
 from supervisor.cli.entry import main
+from supervisor.cli.headless import end_of_allocation
 from supervisor.cli.options import Parser, add_sources, load_inventory, source_words
 from supervisor.errors import UsageError
 from supervisor.inventory import Host, PatternError, expand, load, local, sources
@@ -140,6 +141,21 @@ def test_an_allocation_is_offered_inside_it(words: list[str], monkeypatch: pytes
     assert home.KnownJobs().asked[1] > 0
     (tmp_path / "state").rename(tmp_path / "forgotten")
     assert home.KnownJobs().asked[1] > 0
+
+
+@pytest.mark.parametrize(
+    ("variable", "said"),
+    [
+        ("SLURM_JOB_ID", "Slurm ends allocation 7 (SIGTERM)"),
+        ("PBS_JOBID", "PBS ends allocation 7 (SIGTERM)"),
+        ("OTHER", "the allocation ends (SIGTERM)"),
+    ],
+)
+def test_who_ends_an_allocation_is_named(variable: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SLURM_JOB_ID", "PBS_JOBID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, "7")
+    assert end_of_allocation() == said
 
 
 # Node-set patterns: written order, zero padding, mistakes; the same names as ClusterShell where that can tell.

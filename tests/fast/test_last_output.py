@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -271,3 +272,31 @@ def test_a_report_of_last_output_is_checked_where_it_arrives() -> None:
     assert (read.evidence[0]["node"], len(read.evidence[0]["text"])) == ("n3", 240)
     with pytest.raises(Misfit):
         REPORTS["last_output"]("n3", 0, {**report, "evidence": "all"})
+
+
+async def test_however_many_nodes_have_sent_their_output_here_only_some_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with three(tmp_path, monkeypatch) as (n1, _, _):
+
+        @contextlib.asynccontextmanager
+        async def connected(name: str) -> AsyncIterator[Any]:
+            async def stream(op: str, args: Any) -> Items:
+                yield Answer({"generation": 0, "rank": 0, "name": "stdout.log", "begin": 0}, name.encode())
+
+            yield SimpleNamespace(stream=stream)
+
+        n1.background.connected = connected  # type: ignore[method-assign, assignment]
+        names = [f"m{number}" for number in range(20)]
+        for name in names:
+            answer = await n1.care.requests["last_output_offer"](name, None, {})
+            assert isinstance(answer, Answer)
+            assert answer.data == {"takes": True}
+            await until(partial(_is_kept, n1, name))
+        kept = [name for name in names if n1.kept(name)]
+        assert kept == names[-len(kept) :]
+        assert len(kept) <= 2 * last_output.MAX_NODES
+
+
+async def _is_kept(node: Node, name: str) -> bool:
+    return bool(node.kept(name))

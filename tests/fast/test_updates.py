@@ -169,6 +169,33 @@ async def test_a_lost_end_of_a_journal_is_replaced(second: list[str]) -> None:
     assert rows.rows == lives.journal
 
 
+async def test_a_journal_with_a_gap_is_not_believed() -> None:
+    """What a node leaves out would be missing on the screen for good."""
+    odd = JournalLink("n1", [], ["job_started", "generation_proposed", "job_succeeded"])
+    del odd.journal[1]
+    whole = JournalLink("n2", [], ["job_started", "generation_proposed", "job_succeeded"])
+    whole.journal[0] = odd.journal[0]
+    hub: Any = Session(Inventory(Path("hosts.toml"), (), JobDefaults(workdir=Path())))
+    hub.opened_links = lambda: [odd if odd.opened else whole]
+
+    async def refuses(op: str, *, timeout_s: float = 0.0) -> Answer:
+        raise ChannelClosed("nothing")
+
+    odd.call = refuses  # type: ignore[method-assign]
+    await asyncio.wait_for(updates.Updates(hub).run(), 60)
+    assert hub.events == whole.journal
+
+
+def test_a_status_from_before_this_machine_slept_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The monotonic clock stands still meanwhile, on Linux as on a Mac."""
+    hub: Any = Session(Inventory(Path("hosts.toml"), (), JobDefaults(workdir=Path())))
+    hub.set_status({"state": "running"})
+    assert hub.status_age_s < 60
+    real = time.clock_gettime
+    monkeypatch.setattr(time, "clock_gettime", lambda clock: real(clock) + 3600)
+    assert hub.status_age_s >= 3600
+
+
 @pytest.mark.parametrize("state", ["stopped", "running"])
 async def test_an_end_counts_once_the_best_source_has_it_too(state: str) -> None:
     """Hosts that the coordinator no longer reached may continue; else nobody waits for more, as the agents wait."""
