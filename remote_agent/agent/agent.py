@@ -124,7 +124,7 @@ class Agent:
         waiting = Waiting(context, member).watch() if context.spec.endpoint else self.watch_assignment()
         self._tasks.spawn(waiting, "assignment")
         self._tasks.spawn(agent_log.keep_small(context.files.log), "agent.log")
-        context.vitals.start(self._tasks, context.address, member.workers)
+        context.vitals.start(self._tasks, context.address, member.workers.pids)
         context.snapshots.start(self._tasks, member)
         context.last_output.start(self._tasks, member)
         self._tasks.spawn(context.history.keep(member.samples), "history")
@@ -135,8 +135,8 @@ class Agent:
         log.info("agent of %s for %s, peers on port %d", context.node, context.spec.job, context.peers.port)
         try:
             await self.life.finished.wait()
-            await member.engine.dismiss(outcome(context))
-            self.keeper = await keeping.keep(context.files, context.spec, self.life, member.engine)
+            await member.workers.engine.dismiss(outcome(context))
+            self.keeper = await keeping.keep(context.files, context.spec, self.life, member.workers.engine)
             await self._wind_down()
         finally:
             operators.close()
@@ -200,7 +200,7 @@ class Agent:
 
     async def _stop_job(self, preempted: str) -> None:
         try:
-            await self.member.ask_coordinator("stop", {"operator": "slurm", "preempted": preempted})
+            await self.member.link.ask("stop", {"operator": "slurm", "preempted": preempted})
         except Problem as problem:
             self.life.finish(f"{preempted}: {problem.message}", linger=False)
 
@@ -211,7 +211,7 @@ class Agent:
             await asyncio.sleep(LOOK_S)
             if self.life.operators:
                 patience_s = GIVEN_UP_S
-            if self.member.office.is_held or self.member.channel is not None or self.life.operators:
+            if self.member.office.is_held or self.member.link.channel is not None or self.life.operators:
                 alone_since = time.monotonic()
             alone_s = time.monotonic() - alone_since
             if alone_s > (ABANDONED_S if self.context.ballot.view.term else patience_s):
@@ -328,7 +328,7 @@ class Waiting:
             self._reported = {each: when for each, when in self._reported.items() if text and now - when < AGAIN_S}
             if text and text not in self._reported:
                 self._reported[text] = now
-                await self._member.engine.remark(text)
+                await self._member.workers.engine.remark(text)
             self._since = (now if self._since is None else self._since) if ends else None
             if self._since is not None and now - self._since > patience:
                 self._context.life.finish(f"{patience:g} s (join_timeout) of {text}", linger=False)
@@ -346,7 +346,7 @@ class Waiting:
                 text = f"waiting for nodes of the last group: {shortage(state)}"
             # The coordinator ends a job that has too few nodes, for all of them.
             return text, False
-        if member.channel is None:
+        if member.link.channel is None:
             return self._without_coordinator(), True
         return short_of(context.fold.state, context.node), False
 

@@ -84,7 +84,7 @@ class AgentRequests(JobRequests):
         if op not in LOOKS and self._operator is not None and self._operator["mode"] == "watch":
             raise Problem("read_only", f"{op} refused: this operator is attached read-only")
         if op in VERBS:
-            return Answer(await self._member.ask_coordinator(op, args))
+            return Answer(await self._member.link.ask(op, args))
         if op in self._trees.ops:
             return await self._tree(op, args, body)
         return await super().handle(op, args, body)
@@ -104,7 +104,7 @@ class AgentRequests(JobRequests):
         """Answer who this agent is and which coordinator it follows."""
         context, is_coordinator = self._context, self._member.office.is_held
         view = context.ballot.view
-        reachable = is_coordinator or self._member.channel is not None
+        reachable = is_coordinator or self._member.link.channel is not None
         role = "coordinator" if is_coordinator else "member" if reachable else "waiting"
         code = Path(sys.argv[0])
         return Answer(
@@ -120,7 +120,7 @@ class AgentRequests(JobRequests):
                 "joining": self._is_joining(),
                 "peer_port": context.peers.port,
                 "last_seq": context.journal.last_seq,
-                "incarnation": self._member.incarnation,
+                "incarnation": self._member.workers.incarnation,
                 "members": context.peers.members,
                 **self.basis(),
                 "version": __version__,
@@ -162,16 +162,16 @@ class AgentRequests(JobRequests):
 
     async def await_engine(self, args: Args) -> Answer:
         """Answer when the engine is up; raises Problem when it cannot be."""
-        engine = self._member.engine
+        engine = self._member.workers.engine
         await engine.ready.wait()
-        return Answer({**engine.facts, "nproc": self._member.nproc()})
+        return Answer({**engine.facts, "nproc": self._member.workers.nproc()})
 
     async def _document(self) -> Status:
         context, view = self._context, self._context.ballot.view
         term, last_seq = context.journal.age
         extra: Status = {"node": context.node, "term": view.term, "journal_term": term, "last_seq": last_seq}
         try:
-            status: Status = await self._member.ask_coordinator("status", {})
+            status: Status = await self._member.link.ask("status", {})
         except Problem as problem:
             state = self._without_coordinator(context.fold.state)
             own: dict[str, Any] = {context.node: self._member.facts()}
@@ -256,7 +256,7 @@ class AgentRequests(JobRequests):
             fact = {"node": self._context.node, "ranks": sent, "signal": name, "operator": args.get("operator")}
             # It is sent, whether or not the coordinator can be reached.
             with contextlib.suppress(Problem):
-                await self._member.ask_coordinator("signalled", fact)
+                await self._member.link.ask("signalled", fact)
         return Answer({"refused": refused})
 
     async def keep(self, args: Args) -> Answer:
@@ -266,7 +266,7 @@ class AgentRequests(JobRequests):
     async def _ask_engine(self, op: str, args: Args) -> Answer:
         """Return the engine's answer; raises Problem when it does not answer."""
         try:
-            return Answer(await self._member.engine.call(op, args))
+            return Answer(await self._member.workers.engine.call(op, args))
         except (WireError, asyncio.TimeoutError) as error:
             raise Problem("engine", f"the engine on {self._context.node} did not answer: {error}") from error
 
@@ -297,7 +297,7 @@ class AgentRequests(JobRequests):
         coordinator = self._member.office.coordinator
         if coordinator is not None:
             return coordinator.is_short()
-        return self._member.channel is None and member.lease_over(self._context.ballot.view, clocks.now())
+        return self._member.link.channel is None and member.lease_over(self._context.ballot.view, clocks.now())
 
     async def attach(self, args: Args) -> Answer:
         """Note an operator, until this connection ends."""
@@ -309,7 +309,7 @@ class AgentRequests(JobRequests):
         """Note that the operator's connection begins, or has ended."""
         if self._operator is not None:
             with contextlib.suppress(Problem):
-                await self._member.ask_coordinator("operator", {**self._operator, "came": came})
+                await self._member.link.ask("operator", {**self._operator, "came": came})
 
     async def close(self) -> None:
         """Give back what a half-done sync holds."""

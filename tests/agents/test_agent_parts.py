@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from remote_agent.agent import member_loop, requests
+from remote_agent.agent import local_workers, requests
 from remote_agent.agent.agent import Agent
 from remote_agent.agent.coordinator_shell import Coordinator
 from remote_agent.agent.engine_link import EngineLink, TorchrunLink
@@ -167,7 +167,7 @@ async def test_the_lease_ends_the_workers_while_an_election_waits(tmp_path: Path
         agent.context.ballot.follow(1, "n3")
         async with running(agent.member.keep_lease()):
             await until(agent.member.election.standing.locked)
-            agent.member.running = 0
+            agent.member.workers.running = 0
             await until(lambda: agent.member.running is None)
             assert agent.member.election.standing.locked()
 
@@ -177,8 +177,8 @@ async def test_a_go_that_is_read_after_the_lease_starts_nothing(tmp_path: Path) 
         agent.context.ballot.follow(1, "n2")
         view = agent.context.ballot.view
         agent.context.ballot.view = dataclasses.replace(view, contact=view.contact - view.node_timeout)
-        agent.member.order("go", {"generation": 0, "tree": None})
-        async with running(agent.member.carry_out_orders()):
+        agent.member.workers.order("go", {"generation": 0, "tree": None})
+        async with running(agent.member.workers.carry_out_orders()):
             await until(lambda: reports(agent))
         # Without an engine a start fails, and says so.
         assert reports(agent) == [{"op": "idle", "args": {"generation": 0, "exits": []}}]
@@ -196,16 +196,16 @@ async def test_a_node_without_a_lease_asks_for_one_before_it_reports_idle(tmp_pa
     async with agents(tmp_path, "n1") as (agent,):
         ours, theirs = socket.socketpair()
         coordinator = Channel(*await asyncio.open_connection(sock=theirs), answer)
-        channel = agent.member.channel = Channel(*await asyncio.open_connection(sock=ours))
+        channel = agent.member.link.channel = Channel(*await asyncio.open_connection(sock=ours))
         agent.context.ballot.follow(1, "n2")
         view = agent.context.ballot.view
         agent.context.ballot.view = dataclasses.replace(view, contact=view.contact - view.node_timeout)
-        agent.member.order("go", {"generation": 0, "tree": None})
-        async with running(coordinator.run(), channel.run(), agent.member.carry_out_orders()):
+        agent.member.workers.order("go", {"generation": 0, "tree": None})
+        async with running(coordinator.run(), channel.run(), agent.member.workers.carry_out_orders()):
             await until(lambda: len(heard) == 2)
             assert heard == ["beat", "idle"]
             assert not lease_over(agent.context.ballot.view, clocks.now())
-            agent.member.channel = None
+            agent.member.link.channel = None
             for one in (coordinator, channel):
                 await one.close()
 
@@ -242,15 +242,15 @@ async def test_a_member_that_has_not_taken_all_that_the_coordinator_sent_joins_a
             "more": False,
         }
         await hear("journal", sent, b"")
-        assert member.look_again.is_set(), "it follows nobody: it voted for another node"
+        assert member.link.look_again.is_set(), "it follows nobody: it voted for another node"
         agent.context.ballot.follow(1, "n2")
-        member.look_again.clear()
+        member.link.look_again.clear()
         await hear("journal", {**sent, "records": sent["records"][1:]}, b"")
-        assert member.look_again.is_set(), "a record is missing before this one"
+        assert member.link.look_again.is_set(), "a record is missing before this one"
         assert (agent.context.journal.records, reports(agent)) == ([], [])
-        member.look_again.clear()
+        member.link.look_again.clear()
         await hear("journal", {**sent, "records": sent["records"][:1]}, b"")
-        assert not member.look_again.is_set()
+        assert not member.link.look_again.is_set()
         assert agent.context.journal.last_seq == 1
 
 
@@ -299,7 +299,7 @@ async def test_an_order_that_sets_what_may_run_a_program_starts_nothing(tmp_path
         agent.context.ballot.follow(1, "n2")
         evil = {"generation": 0, "tree": None, "set_env": {"PYTHONWARNINGS": "error", "BROWSER": "touch evil"}}
         await agent.member.handler("n2")("order", {"op": "go", "args": evil, "term": 1}, b"")
-        async with running(agent.member.carry_out_orders()):
+        async with running(agent.member.workers.carry_out_orders()):
             await until(lambda: reports(agent))
         (report,) = reports(agent)
         assert report["op"] == "order_failed"
@@ -335,8 +335,8 @@ async def test_a_work_tree_that_cannot_be_put_in_place_is_reported_at_once(tmp_p
         agent.context.tree.name = "tree"
         (agent.context.files.home.trees / ".state" / "tree" / "lock").mkdir(parents=True)
         role.state = dataclasses.replace(role.state, phase="starting", generation=0, members=("n1",))
-        agent.member.order("go", {"generation": 0, "tree": "f" * 64})
-        async with running(agent.member.carry_out_orders()):
+        agent.member.workers.order("go", {"generation": 0, "tree": "f" * 64})
+        async with running(agent.member.workers.carry_out_orders()):
             await until(lambda: "Is a directory" in role.state.troubles.get("n1", ""))
 
 
@@ -381,8 +381,8 @@ async def test_an_engine_of_an_earlier_job_that_ends_is_replaced(tmp_path: Path)
             return Ended(files, hear, {})
 
         member = MemberLoop(agent.context, make_engine)
-        member.engine.turn_to(files, hear, {})
-        await asyncio.wait_for(member.keep_engine(), WAIT_S)
+        member.workers.engine.turn_to(files, hear, {})
+        await asyncio.wait_for(member.workers.keep_engine(), WAIT_S)
         assert made == [2], "the node was called unfit, although its installation works"
         await member.close()
 
@@ -391,7 +391,7 @@ async def test_another_coordinator_has_another_clock(tmp_path: Path) -> None:
     async with agents(tmp_path, "n1") as (agent,):
         agent.context.ballot.follow(1, "n2")
         now_ns = time.time_ns()
-        agent.member.offset.sample(now_ns, now_ns + 10**12, now_ns + 10**12)
+        agent.member.link.offset.sample(now_ns, now_ns + 10**12, now_ns + 10**12)
         agent.context.ballot.follow(2, "n2")
         assert agent.member.facts()["offset_ns"] > 0
         agent.context.ballot.follow(3, "n3")
@@ -411,14 +411,14 @@ async def test_a_heartbeat_has_the_usage_of_node_and_ranks(tmp_path: Path) -> No
         member_loop = agent.member
         assert member_loop.facts()["vitals"] is None
         with subprocess.Popen(["sleep", "60"], env={"LOCAL_RANK": "0", "RANK": "4"}) as worker:
-            member_loop.generation = member_loop.running = 0
+            member_loop.workers.generation = member_loop.workers.running = 0
             ranks = [{"rank": 4, "local_rank": 0, "pid": worker.pid}]
             member_loop.report("started", {"generation": 0, "ranks": ranks})
             await until(lambda: b"LOCAL_RANK" in Path(f"/proc/{worker.pid}/environ").read_bytes())
             # A process has the environment of its program a moment before it has memory of its own.
             await until(lambda: "VmRSS" in Path(f"/proc/{worker.pid}/status").read_text())
             for _ in range(2):
-                agent.context.vitals.measure(member_loop.workers())
+                agent.context.vitals.measure(member_loop.workers.pids())
             reported = member_loop.facts()
             worker.kill()
         assert 0 < reported["vitals"]["mem_used"] < reported["vitals"]["mem_total"]
@@ -433,8 +433,8 @@ async def test_a_heartbeat_has_the_usage_of_node_and_ranks(tmp_path: Path) -> No
         assert samples["mem", -1] > 0
         assert rank["vitals"]["rss"] > 0
         assert rank["vitals"]["cpu"] == 0
-        member_loop.running = None
-        assert member_loop.workers() == {}
+        member_loop.workers.running = None
+        assert member_loop.workers.pids() == {}
 
 
 @pytest.mark.parametrize("program", ["/bin/false", "/nowhere/python"])
@@ -448,23 +448,23 @@ async def test_an_engine_that_does_not_come_up_makes_its_node_unfit(
         agent.member.start()
         await until(lambda: agent.member.office.coordinator and role.state.nodes["n1"].status == "failed")
         assert "engine" in str(role.state.nodes["n1"].reason)
-        assert agent.member.engine.ready.is_set()
+        assert agent.member.workers.engine.ready.is_set()
 
 
 async def test_an_engine_that_keeps_dying_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
-    monkeypatch.setattr(member_loop, "ENGINE_DEATHS", 1)
+    monkeypatch.setattr(local_workers, "ENGINE_DEATHS", 1)
     async with agents(tmp_path, "n1") as (agent,):
         role = coordinate(agent)
         agent.member.start()
-        engine = agent.member.engine
+        engine = agent.member.workers.engine
         await asyncio.wait_for(engine.ready.wait(), WAIT_S)
         await engine.kill()
         await until(lambda: agent.member.office.coordinator and role.state.nodes["n1"].status == "failed")
         # Who asks for the engine is told at once.
-        assert agent.member.engine.ready.is_set()
+        assert agent.member.workers.engine.ready.is_set()
         with pytest.raises(Problem, match="died 1 times in 10 minutes, last: exit code -9"):
-            agent.member.nproc()
+            agent.member.workers.nproc()
 
 
 async def test_an_engine_that_does_not_end_is_killed(tmp_path: Path) -> None:

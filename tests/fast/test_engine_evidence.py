@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from remote_agent.agent import member_loop
+from remote_agent.agent import local_workers
 from remote_agent.engine.boot_dir import BootDirectory
 from remote_agent.engine.evidence import read_error, read_evidence, read_tail
 from remote_agent.engine.inspect import children
@@ -472,5 +472,5 @@ def test_a_pulse_has_the_last_step_that_its_rank_printed() -> None:
     reader = StepReader()
     reader.feed("stdout", b"[100/500] loss: 0.5\n", 1)
     seen = {3: {"step": reader.step, **reader.figures.values()}}
-    found = member_loop.with_steps(seen, {"3": {"t": 1.0}, "4": {"t": 1.0}})
+    found = local_workers.with_steps(seen, {"3": {"t": 1.0}, "4": {"t": 1.0}})
     assert found == {"3": {"t": 1.0, "step": [None, 0.5]}, "4": {"t": 1.0, "step": None}}
