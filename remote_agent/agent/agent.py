@@ -160,18 +160,18 @@ class Agent:
 
     async def _wind_down(self) -> None:
         """Wait until members and operators have read the end, and hooks have reported it."""
-        coordinator, life = self.member.office.coordinator, self.life
+        coordinator, life = self.member.role.coordinator, self.life
         if coordinator is not None:
             await coordinator.flushed(LINGER_S)
         await self.context.logs.end()
         self.context.history.save()
         self.context.journal.end()
         await life.until_unwatched(LINGER_S)
-        coordinator = self.member.office.coordinator
-        if coordinator is not None and not life.hurry.is_set():
-            hurry = self._tasks.spawn(life.hurry.wait(), "hurry")
+        coordinator = self.member.role.coordinator
+        if coordinator is not None and not life.at_once.is_set():
+            at_once = self._tasks.spawn(life.at_once.wait(), "at_once")
             hooks = self._tasks.spawn(coordinator.hooks.finish(), "the last hooks")
-            await asyncio.wait((hurry, hooks), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((at_once, hooks), return_when=asyncio.FIRST_COMPLETED)
 
     async def close(self) -> None:
         """End everything that this agent has started, except an engine that is kept."""
@@ -211,7 +211,7 @@ class Agent:
             await asyncio.sleep(LOOK_S)
             if self.life.operators:
                 patience_s = GIVEN_UP_S
-            if self.member.office.is_held or self.member.link.channel is not None or self.life.operators:
+            if self.member.role.is_held or self.member.link.channel is not None or self.life.operators:
                 alone_since = time.monotonic()
             alone_s = time.monotonic() - alone_since
             if alone_s > (ABANDONED_S if self.context.ballot.view.term else patience_s):
@@ -228,7 +228,7 @@ class Agent:
             await channel.run()
         finally:
             self._peers.discard(channel)
-            coordinator = self.member.office.coordinator
+            coordinator = self.member.role.coordinator
             if coordinator is not None and coordinator.lost_channel(name, channel) and channel.ended:
                 self._tasks.spawn(self._check_dead(name), f"check {name}")
 
@@ -239,7 +239,7 @@ class Agent:
         """
         for pause in DEAD_CHECKS_S:
             await asyncio.sleep(pause)
-            coordinator = self.member.office.coordinator
+            coordinator = self.member.role.coordinator
             if name not in self.context.peers.members or coordinator is None or name in coordinator.connected:
                 return
             if await self.context.peers.is_dead(name):
@@ -305,7 +305,7 @@ def claim(context: Context, member: MemberLoop) -> None:
     port = context.spec.coordinator_port
     if context.spec.endpoint and port and context.peers.port == port and not context.journal.records:
         own = {"node": context.node, "address": context.address, "port": port}
-        member.office.assign({"term": FIRST_TERM, "coordinator": own, "members": {}})
+        member.role.assign({"term": FIRST_TERM, "coordinator": own, "members": {}})
 
 
 class Waiting:
@@ -339,8 +339,8 @@ class Waiting:
         context, member = self._context, self._member
         if context.life.finished.is_set() or member.running is not None:
             return "", False
-        if member.office.coordinator is not None:
-            state = member.office.coordinator.state
+        if member.role.coordinator is not None:
+            state = member.role.coordinator.state
             text = short_of(state, context.node)
             if not text and state.phase == s.FORMING and not holds_quorum(state, clocks.now()):
                 text = f"waiting for nodes of the last group: {shortage(state)}"

@@ -39,7 +39,7 @@ class Life:
         """Why it ends."""
         self.operators: set[Channel] = set()
         self.finished = asyncio.Event()
-        self.hurry = asyncio.Event()
+        self.at_once = asyncio.Event()
         """Set when the end must not wait for anybody."""
         self._changed = asyncio.Event()
         self._is_wanted = True
@@ -53,7 +53,7 @@ class Life:
     def finish(self, reason: str, *, linger: bool = True) -> None:
         """End the agent; `linger`: not before operators have read the end."""
         if not linger:
-            self.hurry.set()
+            self.at_once.set()
             self._changed.set()
         if not self.finished.is_set():
             log.info("ending: %s", reason)
@@ -73,7 +73,7 @@ class Life:
     async def until_unwatched(self, seconds: float) -> None:
         """Return once no operator has been connected for that long, or at once where nothing may wait for them."""
         quiet_since = time.monotonic()
-        while self._is_wanted and not self.hurry.is_set() and time.monotonic() - quiet_since < seconds:
+        while self._is_wanted and not self.at_once.is_set() and time.monotonic() - quiet_since < seconds:
             self._changed.clear()
             await within(self._changed, seconds)
             if self.operators:

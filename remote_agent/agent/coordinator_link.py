@@ -19,7 +19,7 @@ from remote_agent.wire import Args, CallFailed, Channel, Handler, Problem, WireE
 
 if TYPE_CHECKING:
     from remote_agent.agent.context import Context
-    from remote_agent.agent.coordinator_shell import Office
+    from remote_agent.agent.coordinator_shell import CoordinatorRole
     from remote_agent.election.election import Election
 
 log = logging.getLogger(__name__)
@@ -39,11 +39,11 @@ class Joining(Protocol):
 class CoordinatorLink:
     """The connection to whichever node is the coordinator."""
 
-    def __init__(self, context: Context, node: Joining, office: Office, election: Election) -> None:
+    def __init__(self, context: Context, node: Joining, role: CoordinatorRole, election: Election) -> None:
         self._context = context
         self._ballot = context.ballot
         self._node = node
-        self._office = office
+        self._role = role
         self._election = election
         self.offset = clocks.Offset()
         self.channel: Channel | None = None
@@ -82,7 +82,7 @@ class CoordinatorLink:
     async def _seek(self) -> bool:
         """Serve a connection to the coordinator, then ask the others for a newer one; returns whether there was one."""
         was_there = False
-        name, coordinator, election = self._ballot.view.coordinator, self._office.coordinator, self._election
+        name, coordinator, election = self._ballot.view.coordinator, self._role.coordinator, self._election
         if coordinator is None:
             try:
                 if name not in (None, self._context.node) and name in self._context.peers.members:
@@ -155,8 +155,8 @@ class CoordinatorLink:
 
     async def rejoin(self) -> None:
         """Introduce this node again, after something about it has changed."""
-        if self._office.coordinator is not None:
-            self._office.coordinator.hear_join(self._context.node, self._node.introduction())
+        if self._role.coordinator is not None:
+            self._role.coordinator.hear_join(self._context.node, self._node.introduction())
         elif self.channel is not None:
             await self.channel.close()
 
@@ -168,8 +168,8 @@ class CoordinatorLink:
 
     async def ask(self, op: str, args: Args) -> Any:
         """Return the coordinator's answer, wherever it is; raises Problem when there is none."""
-        if self._office.coordinator is not None:
-            return self._office.coordinator.request(op, args)
+        if self._role.coordinator is not None:
+            return self._role.coordinator.request(op, args)
         if self.channel is None:
             raise self._unreachable()
         try:

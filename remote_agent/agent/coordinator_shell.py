@@ -1,7 +1,7 @@
 """The coordinator's shell: it feeds the pure state machine and carries out its commands.
 
 In: reports of members, requests of operators, time. Out: orders to members, the journal, the status document; the
-office, which holds a coordinator while this node is the coordinator.
+coordinator's role, which this node may have.
 """
 
 from __future__ import annotations
@@ -457,7 +457,7 @@ class Coordinator:
         self.changed = asyncio.Event()
 
 
-class Office:
+class CoordinatorRole:
     """The coordinator's role on this node: vacant, or held by a `Coordinator`."""
 
     def __init__(self, context: Context, own: OwnNode, tasks: Tasks) -> None:

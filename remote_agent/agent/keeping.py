@@ -105,7 +105,7 @@ class EngineKeeper:
         self._is_alone.set()
         left_s = self._until - time.monotonic()
         await self.engine.renew(max(0.0, left_s) + SILENCE_S)
-        ends = (self._decided.wait(), self._life.hurry.wait(), self.engine.ended.wait())
+        ends = (self._decided.wait(), self._life.at_once.wait(), self.engine.ended.wait())
         tasks = [asyncio.ensure_future(end) for end in ends]
         await asyncio.wait(tasks, timeout=max(0.0, left_s), return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
@@ -165,7 +165,7 @@ class EngineKeeper:
 
 async def keep(files: JobFiles, spec: JobSpec, life: Life, engine: EngineLink) -> EngineKeeper | None:
     """Return what keeps an engine beyond the end of its job, where the job asks for it; None: nothing is kept."""
-    if life.hurry.is_set() or not may_keep(spec, engine):
+    if life.at_once.is_set() or not may_keep(spec, engine):
         return None
     keeper = EngineKeeper(files, spec, life, engine)
     try:

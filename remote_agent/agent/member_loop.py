@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.agent.coordinator_link import CoordinatorLink
-from remote_agent.agent.coordinator_shell import Office
+from remote_agent.agent.coordinator_shell import CoordinatorRole
 from remote_agent.agent.local_workers import KEPT, LocalWorkers, Progress
 from remote_agent.base import clocks
 from remote_agent.base.tasks import Tasks
@@ -45,15 +45,15 @@ class MemberLoop:
         self._context = context
         self._ballot = context.ballot
         self._tasks = Tasks()
-        self.office = Office(context, self, self._tasks)
-        self.election = Election(context.fold, context.journal, context.ballot, context.peers, self.office, self._tasks)
-        self.link = CoordinatorLink(context, self, self.office, self.election)
+        self.role = CoordinatorRole(context, self, self._tasks)
+        self.election = Election(context.fold, context.journal, context.ballot, context.peers, self.role, self._tasks)
+        self.link = CoordinatorLink(context, self, self.role, self.election)
         self.workers = LocalWorkers(context, self, make_engine)
         self.born_seq = context.journal.last_seq
         """The newest record that was here before this agent."""
         self._heartbeat_at = 0.0
         self._requests: dict[str, PeerRequest] = {
-            **self.office.requests,
+            **self.role.requests,
             **self.election.requests,
             **context.snapshots.requests,
             **context.last_output.requests,
@@ -77,7 +77,7 @@ class MemberLoop:
     async def close(self, kept: EngineLink | None = None) -> None:
         """End the coordinator, the engine with its workers unless it is the one that is kept, then all else."""
         self.workers.close()
-        await self.office.close()
+        await self.role.close()
         await self.workers.end(kept)
         await self._tasks.close()
 
@@ -106,7 +106,7 @@ class MemberLoop:
 
     async def _on_join(self, node: str, channel: Channel | None, args: Args) -> Answer | Items:
         self.election.renew_beyond(int(args["term"]))
-        return await self.office.requests["join"](node, channel, args)
+        return await self.role.requests["join"](node, channel, args)
 
     def _take_order(self, node: str, args: Args) -> None:
         term = int(args["term"])
@@ -161,8 +161,8 @@ class MemberLoop:
         """Report to the coordinator; see KEPT."""
         if op in KEPT:
             self.workers.reports.append({"op": op, "args": args})
-        if self.office.coordinator is not None:
-            self.office.coordinator.receive(self._context.node, op, args)
+        if self.role.coordinator is not None:
+            self.role.coordinator.receive(self._context.node, op, args)
         elif self.link.channel is not None:
             self._tasks.spawn(self.link.send(op, args), "report")
 
@@ -227,7 +227,7 @@ class MemberLoop:
     def lease_is_over(self) -> bool:
         """Whether no worker of this node may be alive any more; the coordinator's own node has no lease."""
         view = self._ballot.view
-        return not self.office.is_held and view.term > 0 and member.lease_over(view, clocks.now())
+        return not self.role.is_held and view.term > 0 and member.lease_over(view, clocks.now())
 
     async def keep_lease(self) -> None:
         """Check the lease until cancelled, whatever fails."""
@@ -239,11 +239,11 @@ class MemberLoop:
                 log.exception("lease")
 
     async def _check_lease(self, now: float) -> None:
-        if self.office.coordinator is not None:
+        if self.role.coordinator is not None:
             self._ballot.renew_lease(now)
             if now - self._heartbeat_at >= HEARTBEAT_S:
                 self._heartbeat_at = now
-                self.office.coordinator.beat(self._context.node, self.heartbeat())
+                self.role.coordinator.beat(self._context.node, self.heartbeat())
             return
         if self.running is not None and self.lease_is_over():
             away_s = now - self._ballot.view.contact
@@ -261,7 +261,7 @@ class MemberLoop:
 
     def _left_s(self, now: float) -> float:
         """Return how long workers may live here if no further answer arrives; without workers the whole lease."""
-        timeout_s, coordinator = self._context.spec.node_timeout, self.office.coordinator
+        timeout_s, coordinator = self._context.spec.node_timeout, self.role.coordinator
         if self.running is None:
             return leases.LEASE * timeout_s
         if coordinator is not None:

@@ -102,7 +102,7 @@ class AgentRequests(JobRequests):
 
     async def identity(self, args: Args) -> Answer:
         """Answer who this agent is and which coordinator it follows."""
-        context, is_coordinator = self._context, self._member.office.is_held
+        context, is_coordinator = self._context, self._member.role.is_held
         view = context.ballot.view
         reachable = is_coordinator or self._member.link.channel is not None
         role = "coordinator" if is_coordinator else "member" if reachable else "waiting"
@@ -152,7 +152,7 @@ class AgentRequests(JobRequests):
 
     async def assign(self, args: Args) -> Answer:
         """Accept the coordinator that the launching supervisor names."""
-        self._member.office.assign(args)
+        self._member.role.assign(args)
         return Answer({})
 
     async def introduce(self, args: Args) -> Answer:
@@ -201,7 +201,7 @@ class AgentRequests(JobRequests):
         last: Status = {}
         sent = 0.0
         while True:
-            coordinator = self._member.office.coordinator
+            coordinator = self._member.role.coordinator
             changed = coordinator.changed if coordinator is not None else None
             status = await self._document()
             now = time.monotonic()
@@ -230,16 +230,16 @@ class AgentRequests(JobRequests):
         `force`: also without votes; then `given_up` are the nodes that the operator declares dead. A coordinator that
         waits for too many nodes continues without those (`went_on`).
         """
-        office, election = self._member.office, self._member.election
+        role, election = self._member.role, self._member.election
         given_up = args.get("given_up", ())
-        if not office.is_held:
+        if not role.is_held:
             refusal = await election.stand(given_up=given_up)
             if refusal and args.get("force"):
                 refusal = await election.stand(force=True, given_up=given_up)
             if refusal:
                 raise Problem("election", refusal)
-        went_on = office.is_short()
-        office.give_up(given_up)
+        went_on = role.is_short()
+        role.give_up(given_up)
         term = self._context.ballot.view.term
         return Answer({"term": term, "coordinator": self._context.node, "went_on": went_on})
 
@@ -294,7 +294,7 @@ class AgentRequests(JobRequests):
 
     def _is_alone(self) -> bool:
         """Whether this node has no coordinator any more, and is not one that holds its group."""
-        coordinator = self._member.office.coordinator
+        coordinator = self._member.role.coordinator
         if coordinator is not None:
             return coordinator.is_short()
         return self._member.link.channel is None and member.lease_over(self._context.ballot.view, clocks.now())

@@ -31,8 +31,8 @@ PeerRequest = Callable[[str, "Channel | None", Args], Awaitable[Union[Answer, It
 """Answers one request of another agent: its node, the connection, the arguments."""
 
 
-class CoordinatorRole(Protocol):
-    """The coordinator's role on this node: `Office` of agent.coordinator_shell."""
+class Role(Protocol):
+    """The coordinator's role on this node: `CoordinatorRole` of agent.coordinator_shell."""
 
     @property
     def is_held(self) -> bool: ...
@@ -46,15 +46,13 @@ class CoordinatorRole(Protocol):
 class Election:
     """Elections as one node takes part in them."""
 
-    def __init__(
-        self, fold: Fold, journal: Journal, ballot: Ballot, peers: Peers, office: CoordinatorRole, tasks: Tasks
-    ) -> None:
+    def __init__(self, fold: Fold, journal: Journal, ballot: Ballot, peers: Peers, role: Role, tasks: Tasks) -> None:
         self._fold = fold
         self._me = ballot.view.me
         self._journal = journal
         self._ballot = ballot
         self._peers = peers
-        self._office = office
+        self._role = role
         self._tasks = tasks
         self.standing = asyncio.Lock()
         """Held while this node asks for votes."""
@@ -83,7 +81,7 @@ class Election:
         """Ask the others for a newer coordinator; one of an older term then renews its term."""
         view = self._ballot.view
         # The nodes that are connected to us follow us.
-        known = self._office.connected
+        known = self._role.connected
         others = [name for name in self._peers.members if name not in {self._me, view.coordinator, *known}]
         question = {"term": view.term, "where": self._peers.members.get(self._me)}
         asking = [self._peers.ask(name, "who", question) for name in others]
@@ -99,7 +97,7 @@ class Election:
         """Ask at the job's endpoint, where it has one; a coordinator announces itself there instead."""
         if self._peers.is_endpoint({self._me, *connected}):
             return None
-        if self._office.is_held:
+        if self._role.is_held:
             await self._peers.ask_endpoint("announce", self._announcement())
             return None
         view = self._ballot.view
@@ -155,7 +153,7 @@ class Election:
         `force`: take it in any case. `given_up`: nodes that an operator has declared dead; they are not asked.
         """
         async with self.standing:
-            if self._office.is_held:
+            if self._role.is_held:
                 return ""
             if not force and self._is_removed():
                 return f"{self._me} was removed from the job"
@@ -201,7 +199,7 @@ class Election:
         records = newest["records"] if newest is not None else []
         if newest is not None and records and not self._journal.take(records, reset=newest["reset"]):
             return "its journal has changed meanwhile"
-        self._office.take(term, self._ballot.former)
+        self._role.take(term, self._ballot.former)
         self.announce()
         return ""
 
@@ -215,7 +213,7 @@ class Election:
         if refusal or not self._ballot.follow(term + 1, self._me):
             log.warning("term %d: %s", term + 1, refusal)
             return
-        self._office.renew(term + 1)
+        self._role.renew(term + 1)
         self.announce()
 
     def renew_beyond(self, term: int) -> None:
@@ -223,7 +221,7 @@ class Election:
 
         Only while we hold our group: otherwise the newer term may be that of another coordinator.
         """
-        if self._office.needs_term_above(term):
+        if self._role.needs_term_above(term):
             self._tasks.spawn(self.renew(term), "renew the term")
 
     async def _poll(self, term: int, *, sounding: bool, given_up: Collection[str] = ()) -> tuple[list[Args], str]:
@@ -300,7 +298,7 @@ class Election:
 
     def _is_coordinator(self) -> bool:
         """Whether this node is the coordinator, and has not named a successor."""
-        return self._office.is_held and self._ballot.view.coordinator == self._me
+        return self._role.is_held and self._ballot.view.coordinator == self._me
 
     async def _on_who(self, node: str, channel: Channel | None, args: Args) -> Answer:
         self._learn(node, args)

@@ -38,7 +38,7 @@ FORKABLE = frozenset({b"jemalloc_bg_thd"})
 NEVER_LEFT_OUT = "torch"
 
 
-class Odd(Exception):
+class NotForkable(Exception):
     """This process cannot become ranks; `package`: what should not be loaded next time, if that helps."""
 
     def __init__(self, why: str, package: str = "") -> None:
@@ -81,7 +81,7 @@ def wait(here: str, known: set[str]) -> str:
                 if rank is not None:
                     become(rank, order, engine, changed_since(first), oom)
                     return str(rank["boot"])
-        except Odd as odd:
+        except NotForkable as odd:
             wire.send({"failed": str(odd), "package": odd.package})
             os._exit(1)
         order = wire.receive()
@@ -183,7 +183,7 @@ class Loading:
         self._descriptors = _descriptors()
         self._by: dict[str, str] = {}
         """By descriptor or thread: the package that was being loaded when it was first there."""
-        self._asked: Odd | None = None
+        self._asked: NotForkable | None = None
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Return the usual spec, whose loader calls us."""
@@ -212,7 +212,7 @@ class Loading:
         if self._asked is None and (variable in self._varying or variable.startswith(self._prefixes)):
             package = self._innermost()
             if package != NEVER_LEFT_OUT:
-                self._asked = Odd(f"{package} reads {variable} when it is imported", package)
+                self._asked = NotForkable(f"{package} reads {variable} when it is imported", package)
 
     def _innermost(self) -> str:
         return _package(self._running[-1]) if self._running else ""
@@ -223,15 +223,15 @@ class Loading:
             self._by.setdefault(name, self._innermost())
 
     def check(self) -> None:
-        """Raise Odd if a module that has been loaded must be left out."""
+        """Raise NotForkable if a module that has been loaded must be left out."""
         if self._asked is not None:
             raise self._asked
         for entry in sorted(_descriptors() - self._descriptors):
             package = self._by.get(entry, "")
-            raise Odd(f"{package} opens {entry.partition(' ')[2]} when it is imported", package)
+            raise NotForkable(f"{package} opens {entry.partition(' ')[2]} when it is imported", package)
         for task in left_threads():
             package = self._by.get(task, "")
-            raise Odd(f"{package} starts a thread when it is imported", package)
+            raise NotForkable(f"{package} starts a thread when it is imported", package)
 
 
 def _package(module: str) -> str:
@@ -239,7 +239,7 @@ def _package(module: str) -> str:
 
 
 def load(order: Args) -> dict[str, str]:
-    """Import modules by name; what cannot be imported is left to the script. Returns `Loading.needs`; raises Odd."""
+    """Import modules by name; what cannot be imported is left to the script. Returns `Loading.needs`; raises NotForkable."""
     main = sys.modules["__main__"]
     before = _state()
     loading = Loading(order)
@@ -270,7 +270,7 @@ def load(order: Args) -> dict[str, str]:
     now = _state()
     changed = [what for what, value in before.items() if now[what] != value]
     if changed:
-        raise Odd(f"loading modules has changed this process: {', '.join(changed)}")
+        raise NotForkable(f"loading modules has changed this process: {', '.join(changed)}")
     return loading.needs
 
 
@@ -313,11 +313,11 @@ def _descriptors() -> set[str]:
 
 
 def look_at_self(directory: str, known: set[str]) -> None:
-    """Raise Odd when a fork of this process would not be a sound rank; `directory`: the script's."""
+    """Raise NotForkable when a fork of this process would not be a sound rank; `directory`: the script's."""
     check_names(directory, known)
     ask = getattr(sys.modules.get("torch._C"), "_cuda_isInBadFork", None)
     if ask is not None and in_fork(ask):
-        raise Odd("a module has asked CUDA for its devices while it was loaded")
+        raise NotForkable("a module has asked CUDA for its devices while it was loaded")
 
 
 def left_threads() -> list[str]:
@@ -344,10 +344,10 @@ class Stamp:
         self._seen = {path: _stat(path) for path in (*installed, *paths)}
 
     def check(self) -> None:
-        """Raise Odd if a file is not as it was."""
+        """Raise NotForkable if a file is not as it was."""
         for path, before in self._seen.items():
             if _stat(path) != before:
-                raise Odd(f"{path} has changed")
+                raise NotForkable(f"{path} has changed")
 
 
 def _stat(path: str) -> tuple[int, int]:
@@ -359,14 +359,14 @@ def _stat(path: str) -> tuple[int, int]:
 
 
 def check_names(directory: str, known: set[str]) -> None:
-    """Raise Odd if a module of a script's directory has the name of one that is loaded early."""
+    """Raise NotForkable if a module of a script's directory has the name of one that is loaded early."""
     try:
         entries = {entry.partition(".")[0] for entry in os.listdir(directory)} if directory else set()
     except OSError:
         entries = set()
     both = sorted(entries & {name.partition(".")[0] for name in sys.modules.keys() - known})
     if both:
-        raise Odd(f"{both[0]} is a module of the work tree too")
+        raise NotForkable(f"{both[0]} is a module of the work tree too")
 
 
 def changed_since(first: dict[str, str]) -> dict[str, str | None]:

@@ -74,9 +74,9 @@ async def agents(root: Path, *names: str) -> AsyncIterator[list[Agent]]:
 def coordinate(agent: Agent) -> Coordinator:
     """Make an agent the coordinator of the first term, as a launch does."""
     own = {"node": agent.context.node, "address": "a", "port": 1}
-    agent.member.office.assign({"term": 1, "coordinator": own, "members": {}})
-    assert agent.member.office.coordinator is not None
-    return agent.member.office.coordinator
+    agent.member.role.assign({"term": 1, "coordinator": own, "members": {}})
+    assert agent.member.role.coordinator is not None
+    return agent.member.role.coordinator
 
 
 @contextlib.asynccontextmanager
@@ -288,10 +288,10 @@ async def test_a_new_coordinator_of_a_job_that_is_over_adds_nothing_to_its_journ
     async with agents(tmp_path, "n1") as (agent,):
         ended: Any = {**record(1), "type": "job_stopped", "detail": {"reason": "an operator stopped the job"}}
         agent.context.journal.take([ended])
-        agent.member.office.take(2, "n2")
+        agent.member.role.take(2, "n2")
         assert agent.context.journal.records == [ended]
-        assert agent.member.office.coordinator is not None
-        assert agent.member.office.coordinator.state.ended == "stopped"
+        assert agent.member.role.coordinator is not None
+        assert agent.member.role.coordinator.state.ended == "stopped"
 
 
 async def test_an_order_that_sets_what_may_run_a_program_starts_nothing(tmp_path: Path) -> None:
@@ -446,7 +446,7 @@ async def test_an_engine_that_does_not_come_up_makes_its_node_unfit(
     async with agents(tmp_path, "n1") as (agent,):
         role = coordinate(agent)
         agent.member.start()
-        await until(lambda: agent.member.office.coordinator and role.state.nodes["n1"].status == "failed")
+        await until(lambda: agent.member.role.coordinator and role.state.nodes["n1"].status == "failed")
         assert "engine" in str(role.state.nodes["n1"].reason)
         assert agent.member.workers.engine.ready.is_set()
 
@@ -460,7 +460,7 @@ async def test_an_engine_that_keeps_dying_is_given_up(tmp_path: Path, monkeypatc
         engine = agent.member.workers.engine
         await asyncio.wait_for(engine.ready.wait(), WAIT_S)
         await engine.kill()
-        await until(lambda: agent.member.office.coordinator and role.state.nodes["n1"].status == "failed")
+        await until(lambda: agent.member.role.coordinator and role.state.nodes["n1"].status == "failed")
         # Who asks for the engine is told at once.
         assert agent.member.workers.engine.ready.is_set()
         with pytest.raises(Problem, match="died 1 times in 10 minutes, last: exit code -9"):

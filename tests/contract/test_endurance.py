@@ -7,8 +7,6 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.cluster import Cluster
 from tests.cluster.fixtures import hosts_of
 from tests.cluster.job import Job
