@@ -20,6 +20,7 @@ from supervisor.cli.torchrun import Console
 from supervisor.cli.whole_lines import Printer
 from supervisor.errors import EXIT_STATUS, HostFailure, SupervisorError
 from supervisor.inventory.pattern import fold
+from supervisor.inventory.sources import SOURCES
 from supervisor.link.tasks import cancel_all
 from supervisor.link.view import local_rank_of
 from supervisor.logs.selection import Selection
@@ -293,9 +294,9 @@ class Headless:
 
 def end_of_allocation() -> str:
     """Return the message for SIGTERM in an allocation: scancel, a time limit, or preemption."""
-    schedulers = {"SLURM_JOB_ID": "Slurm", "PBS_JOBID": "PBS"}
-    ends = (f"{name} ends allocation {os.environ[key]}" for key, name in schedulers.items() if key in os.environ)
-    return f"{next(ends, 'the allocation ends')} (SIGTERM)"
+    numbers = {source.scheduler: os.environ.get(source.number) for source in SOURCES if source.number}
+    ends = [f"{scheduler} ends allocation {number}" for scheduler, number in numbers.items() if number]
+    return f"{ends[0] if ends else 'the allocation ends'} (SIGTERM)"
 
 
 def attach_command(hosts: str | None, job: str) -> str:

@@ -219,6 +219,10 @@ class InventorySource:
     """The function that reads its argument; raises InventoryError."""
     variable: str = ""
     """The variable that is set inside an allocation of which it reads the nodes; empty: it reads no allocation."""
+    number: str = ""
+    """The variable with the number of that allocation."""
+    scheduler: str = ""
+    """What allocates."""
 
     @property
     def option(self) -> str:
@@ -235,6 +239,8 @@ SOURCES = (
         "the nodes of the current Slurm allocation, over SSH, or over srun where SSH is refused",
         lambda _: from_allocation("auto"),
         "SLURM_JOB_NODELIST",
+        "SLURM_JOB_ID",
+        "Slurm",
     ),
     InventorySource(
         "srun",
@@ -242,8 +248,16 @@ SOURCES = (
         "like --slurm, over srun without trying SSH",
         lambda _: from_allocation("srun"),
         "SLURM_JOB_NODELIST",
+        "SLURM_JOB_ID",
+        "Slurm",
     ),
     InventorySource(
-        "pbs", "", "the nodes of the current PBS allocation, over SSH", lambda _: from_pbs(), "PBS_NODEFILE"
+        "pbs",
+        "",
+        "the nodes of the current PBS allocation, over SSH",
+        lambda _: from_pbs(),
+        "PBS_NODEFILE",
+        "PBS_JOBID",
+        "PBS",
     ),
 )
