@@ -239,7 +239,7 @@ def _package(module: str) -> str:
 
 
 def load(order: Args) -> dict[str, str]:
-    """Import modules by name; what cannot be imported is left to the script. Returns `Loading.needs`; raises NotForkable."""
+    """Import modules by name, without those that cannot be; returns `Loading.needs`, raises NotForkable."""
     main = sys.modules["__main__"]
     before = _state()
     loading = Loading(order)
