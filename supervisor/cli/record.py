@@ -174,10 +174,12 @@ def _print(recording: Recording, at_ns: int, speed: float | None) -> int:
 
 def _items(recording: Recording) -> Iterator[tuple[int, str | LogLine]]:
     from supervisor.logs.selection import Selection
-    from supervisor.recording.reading import rows, selected
+    from supervisor.recording.reading import rows_of, selected
 
-    files = selected(recording, Selection(generation="all"), recording.end_ns)
-    logs = [rows(file, recording.lines(file)) for file in files]
+    logs = []
+    for file in selected(recording, Selection(generation="all"), recording.end_ns):
+        lines = recording.lines(file)
+        logs.append(rows_of(file, lines, range(len(lines.rows))))
     journal = EventRows()
     journal.follow(recording.events)
     events = ((recording.event_times_ns[row["seq"] - 1], event_line(row)) for row in journal.rows)

@@ -7,6 +7,7 @@ windows, pages, hits; one clear error for a file that is not a recording.
 from __future__ import annotations
 
 import asyncio
+import heapq
 import json
 import struct
 import zipfile
@@ -346,9 +347,6 @@ LINES_PER_TURN = 4096
 LEVELS = ("D", "I", "W", "E")
 RECORDS_PER_TURN = 1024
 
-# A file, its lines, and which of its rows: from, up to.
-Span = tuple[NodeStream, Lines, int, int]
-
 
 def window(recording: Recording, file: NodeStream, now_ns: int, args: Mapping[str, Any]) -> Answer:
     """Return `count` rows from `line` on, as log_window does; a negative line counts from the end."""
@@ -424,54 +422,22 @@ async def merged(
 
     Rows of one time are never separated.
     """
+    forwards = after_ns is not None
+    total = 0
+    sources = []
+    for file, lines in await _chosen(recording, selection, now_ns):
+        begin = bisect_left(lines.times_ns, after_ns) if after_ns is not None else 0
+        end = lines.count_at(now_ns if before_ns is None else min(now_ns, before_ns - 1))
+        total += max(0, end - begin)
+        sources.append(rows_of(file, lines, range(begin, end) if forwards else range(end - 1, begin - 1, -1)))
     rows: list[LogLine] = []
-    files = await _chosen(recording, selection, now_ns)
-    spans = list(_spans(files, now_ns, before_ns, after_ns))
-    for file, lines, begin, end in _nearest(spans, count, forwards=after_ns is not None):
-        rows += [row_of(file, line) for line in lines.rows[begin:end]]
-    rows.sort(key=lambda row: row.t_ns)
-    total = sum(end - begin for _, _, begin, end in spans)
-    if after_ns is not None:
-        end = min(count, len(rows))
-        while 0 < end < len(rows) and rows[end - 1].t_ns == rows[end].t_ns:
-            end += 1
-        return rows[:end], end < total
-    begin = max(0, len(rows) - count)
-    while begin > 0 and rows[begin - 1].t_ns == rows[begin].t_ns:
-        begin -= 1
-    return rows[begin:], len(rows) - begin < total
-
-
-def _spans(
-    files: list[tuple[NodeStream, Lines]], now_ns: int, before_ns: int | None, after_ns: int | None
-) -> Iterator[Span]:
-    """Yield the rows of each file that lie between the times."""
-    for file, lines in files:
-        begin = 0 if after_ns is None else bisect_left(lines.times_ns, after_ns)
-        end = lines.count_at(now_ns)
-        if before_ns is not None:
-            end = min(end, bisect_left(lines.times_ns, before_ns))
-        if begin < end:
-            yield file, lines, begin, end
-
-
-def _nearest(spans: list[Span], count: int, *, forwards: bool) -> Iterator[Span]:
-    """Yield the spans that may contain the first, or the last, `count` rows of all files.
-
-    If the outermost rows of `count` files lie within a time, at least `count` rows do: the spans end there.
-    """
-    edges = [lines.times_ns[begin if forwards else end - 1] for _, lines, begin, end in spans]
-    limit_ns = sorted(edges, reverse=not forwards)[count - 1] if 0 < count <= len(edges) else None
-    for file, lines, first, last in spans:
-        begin, end, times = first, last, lines.times_ns
-        if forwards:
-            end = min(end, bisect_right(times, times[min(begin + count, end) - 1]))
-            end = end if limit_ns is None else min(end, bisect_right(times, limit_ns))
-        else:
-            begin = max(begin, bisect_left(times, times[max(end - count, begin)]))
-            begin = begin if limit_ns is None else max(begin, bisect_left(times, limit_ns))
-        if begin < end:
-            yield file, lines, begin, end
+    # Backwards, the last file comes first among rows of one time, because the rows are turned round afterwards.
+    ordered = sources if forwards else reversed(sources)
+    for row in heapq.merge(*ordered, key=lambda row: row.t_ns if forwards else -row.t_ns):
+        if len(rows) >= count and not (rows and row.t_ns == rows[-1].t_ns):
+            break
+        rows.append(row)
+    return (rows if forwards else rows[::-1]), len(rows) < total
 
 
 def row_of(file: NodeStream, line: Line) -> LogLine:
@@ -479,9 +445,9 @@ def row_of(file: NodeStream, line: Line) -> LogLine:
     return LogLine(*file, line.line, line.offset, line.t_ns, line.level, line.text)
 
 
-def rows(file: NodeStream, lines: Lines) -> Iterator[LogLine]:
-    """Yield all recorded lines of one file as rows."""
-    return (row_of(file, line) for line in lines.rows)
+def rows_of(file: NodeStream, lines: Lines, places: Iterable[int]) -> Iterator[LogLine]:
+    """Yield the lines of one file at these places as rows."""
+    return (row_of(file, lines.rows[place]) for place in places)
 
 
 def _matches(pattern: Pattern, text: bytes) -> bool:
