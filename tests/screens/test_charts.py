@@ -23,10 +23,9 @@ from supervisor.tui.rows import charts
 from supervisor.tui.rows.charts import Chart
 from supervisor.tui.rows.series import RANK_KINDS, gpu_wall, node_charts, rank_charts
 from supervisor.tui.rows.spans import row_width, text_of
-from supervisor.tui.screens.map import CHARTS_MIN, EVENTS_MIN, map_layout
+from supervisor.tui.screens.map import CHARTS_MIN, EVENTS_MIN, Dashboard, map_layout
 from supervisor.tui.screens.run import run_columns
 from supervisor.tui.widgets.chart_view import ChartView
-from supervisor.tui.widgets.dashboard import Dashboard
 from supervisor.wording import usage
 from supervisor.wording.goodput import Goodput
 from tests.screens.recorded import RecordedSession, many, measured, trained

@@ -12,7 +12,7 @@ from supervisor.link.view import HostView
 from supervisor.tui import model, times
 from supervisor.tui.looks import Glyphs
 from supervisor.tui.model import Snapshot, take
-from supervisor.tui.rows.hang import hang_rows
+from supervisor.tui.rows.incident import hang_rows
 from supervisor.tui.rows.spans import Row, row_width, text_of
 from supervisor.tui.rows.tables import legend
 from supervisor.tui.screens.launch import is_up, launch_rows

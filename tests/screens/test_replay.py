@@ -10,7 +10,7 @@ from supervisor.recording.player import Player
 from supervisor.recording.reading import load
 from supervisor.tui import keys
 from supervisor.tui.replay import ReplayApp
-from supervisor.tui.widgets.dashboard import Dashboard
+from supervisor.tui.screens.map import Dashboard
 from tests.hostile import check_harmless, hostile_session
 from tests.screens import recordings
 from tests.screens.logs import log_of

@@ -6,14 +6,16 @@ In: snapshots, the history's series, the newest rows of all logs. Out: a selecti
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Final
 
 from textual import on
 from textual.binding import Binding
 from textual.containers import Horizontal
+from textual.message import Message
 
 from supervisor.logs.selection import ALL, Selection
-from supervisor.tui import training
+from supervisor.tui import times, training
 from supervisor.tui.history import Past
 from supervisor.tui.logs.feeds import BOTH
 from supervisor.tui.logs.merged import MergedFeed
@@ -22,18 +24,23 @@ from supervisor.tui.rows.tables import event_row
 from supervisor.tui.screens.base import LiveScreen
 from supervisor.tui.shell import Target
 from supervisor.tui.widgets.chart_view import ChartView
-from supervisor.tui.widgets.dashboard import Dashboard
+from supervisor.tui.widgets.lines import LineView
 from supervisor.tui.widgets.picker import Picker
 from supervisor.tui.widgets.rank_grid import METRICS, RankGrid, lines_needed, nodes_per_line
 from supervisor.tui.widgets.tables import NodeTable, RankTable
 from supervisor.tui.widgets.virtual_log import VirtualLog
+from supervisor.wording.goodput import goodput
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
+    from textual import events
     from textual.widget import Widget
 
+    from remote_agent.wire.documents import JournalEvent
+    from supervisor.history import Series
     from supervisor.tui.model import Snapshot
+    from supervisor.tui.rows.spans import Row
 
 # The tail is a glance: a few frames a second are enough, and every frame asks all nodes.
 TAIL_EVERY_S: Final = 0.4
@@ -46,6 +53,81 @@ CHARTS_MIN: Final = 7
 EVENTS_MIN: Final = 4
 LOG_MIN: Final = 4
 LOG_GOOD: Final = 7
+
+
+class Dashboard(LineView, can_focus=False):
+    """The training at a glance, as one pane: progress, curves, strips; without a title it is one line.
+
+    Curves and strips are rebuilt only when the journal, the series or the size is another one.
+    """
+
+    class TimeClicked(Message):
+        """A time of the curves was clicked on."""
+
+        def __init__(self, time_s: float) -> None:
+            super().__init__()
+            self.time_s = time_s
+
+    def __init__(self, id: str) -> None:  # noqa: A002
+        super().__init__(id=id)
+        self.strip = "step_s"
+        self._rows: Sequence[Row] = ()
+        self._training: training.Training | None = None
+        self._printing: training.Newest | None = None
+        """The newest state in which ranks printed their throughput: a new group prints none while it imports."""
+        self._made: tuple[object, ...] = ()
+        self._charts: list[Row] = []
+        self._again: Callable[[], None] = self.redraw
+
+    def show(
+        self,
+        snapshot: Snapshot,
+        newest: training.Newest,
+        events: Sequence[JournalEvent],
+        series: Series | None,
+    ) -> None:
+        """Show a newer state; the line of progress each time, curves and strips when there is something new."""
+        self._again = functools.partial(self.show, snapshot, newest, events, series)
+        width, height = self.line_width, self.body_height
+        self._printing = newest if newest.printing else self._printing
+        known = training.strips_known(series)
+        strip = self.strip if self.strip in known else next(iter(known), "step_s")
+        made = (id(series), len(events), width, height, strip)
+        if made != self._made or self._training is None:
+            self._made, self._training = made, training.gather(events, series)
+            args = (self._training, strip, width, height - 1, self.glyphs)
+            self._charts = training.dashboard(snapshot, self._printing or newest, *args)
+        cost = goodput(events, times.now(), self._training.again_s)
+        line = training.progress_row(newest, cost, width, self.glyphs, ended=snapshot.ended)
+        self._rows = [line, *self._charts]
+        self.redraw()
+
+    def on_resize(self) -> None:
+        """Rebuild the whole layout."""
+        self._again()
+
+    def on_click(self, event: events.Click) -> None:
+        """Go to the time of a cell below the line of progress."""
+        if self._training is not None and event.y > bool(self.heading):
+            time_s = training.time_at(self._training, event.x, self.line_width)
+            if time_s is not None:
+                self.post_message(self.TimeClicked(time_s))
+
+    def next_strip(self, series: Series | None) -> bool:
+        """Show another kind of strips; returns whether there is one."""
+        known = training.strips_known(series)
+        before = self.strip
+        if known:
+            self.strip = known[(known.index(before) + 1) % len(known)] if before in known else known[0]
+        return self.strip != before
+
+    def line_count(self) -> int:
+        """How many rows there are."""
+        return len(self._rows)
+
+    def line_at(self, index: int) -> tuple[Row, str]:
+        """One row."""
+        return self._rows[index], ""
 
 
 class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
