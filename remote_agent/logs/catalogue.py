@@ -19,7 +19,7 @@ from remote_agent.text.names import GENERATION_FOLDER, RANK_FOLDER
 from remote_agent.wire.documents import COPY_MARK, STREAMS
 
 
-def _numbered(folder: Path, pattern: re.Pattern[str]) -> list[tuple[int, Path]]:
+def numbered(folder: Path, pattern: re.Pattern[str]) -> list[tuple[int, Path]]:
     """Return the directories whose names match, by number."""
     folders = []
     try:
@@ -55,7 +55,7 @@ class Catalogue:
 
     def scan_root(self) -> None:
         """Find new generations."""
-        for generation, path in _numbered(self.root, GENERATION_FOLDER):
+        for generation, path in numbered(self.root, GENERATION_FOLDER):
             self.folders.setdefault(generation, {path})
 
     def scan(self, generation: int) -> list[LogFile]:
@@ -65,7 +65,7 @@ class Catalogue:
         if not folder.is_dir():
             return new
         folders = self.folders.setdefault(generation, {folder})
-        for rank, path in _numbered(folder, RANK_FOLDER):
+        for rank, path in numbered(folder, RANK_FOLDER):
             folders.add(path)
             new.extend(self.scan_rank(generation, rank, path))
         return new

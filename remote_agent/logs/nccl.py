@@ -6,12 +6,12 @@ and the network and connections of each rank.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from remote_agent.diagnose.nccl import NcclProcess, node_map, summary
+from remote_agent.logs.catalogue import numbered
 from remote_agent.text.names import GENERATION_FOLDER, RANK_FOLDER
 
 if TYPE_CHECKING:
@@ -26,26 +26,26 @@ _FILES = ("nccl.log", "stdout.log", "stderr.log")
 
 def read_facts(root: Path) -> NcclSummary | None:
     """Return the contract's `nccl` object from the logs below `root`; it may take some 10 ms."""
-    generations = _numbered(root, GENERATION_FOLDER)
-    folders = _numbered(generations[-1], RANK_FOLDER)[:RANKS] if generations else []
-    return summary(map(_read, folders))
+    generations = numbered(root, GENERATION_FOLDER)
+    folders = numbered(generations[-1][1], RANK_FOLDER)[:RANKS] if generations else []
+    return summary(_read(folder) for _, folder in folders)
 
 
 def read_map(root: Path, known: str = "") -> NcclNode:
     """Return `generation`, `stamp` and the ranks' NCCL output (`diagnose.nccl`), without the output if `known` is the
     stamp. It may take some 100 ms.
     """
-    generations = _numbered(root, GENERATION_FOLDER)
+    generations = numbered(root, GENERATION_FOLDER)
     if not generations:
         return {"generation": -1, "stamp": ""}
-    folders = _numbered(generations[-1], RANK_FOLDER)
-    sizes = [min(HEAD_BYTES, _size(folder / name)) for folder in folders for name in _FILES]
-    generation = generations[-1].name.partition("_")[2]
+    generation, newest = generations[-1]
+    folders = numbered(newest, RANK_FOLDER)
+    sizes = [min(HEAD_BYTES, _size(folder / name)) for _, folder in folders for name in _FILES]
     stamp = f"{generation}:{sum(sizes)}"
-    answer: NcclNode = {"generation": int(generation), "stamp": stamp}
+    answer: NcclNode = {"generation": generation, "stamp": stamp}
     if stamp == known:
         return answer
-    return {**answer, **node_map((_number(folder), _read(folder)) for folder in folders)}
+    return {**answer, **node_map((rank, _read(folder)) for rank, folder in folders)}
 
 
 def _read(folder: Path) -> NcclProcess:
@@ -63,23 +63,11 @@ def _lines(folder: Path) -> Iterator[str]:
                 yield line.decode("utf-8", "replace")
 
 
-def _number(folder: Path) -> int:
-    return int(folder.name.partition("_")[2])
-
-
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError:
         return 0
-
-
-def _numbered(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
-    try:
-        paths = [(int(match[1]), path) for path in folder.iterdir() if (match := pattern.match(path.name))]
-    except OSError:
-        return []
-    return [path for _, path in sorted(paths)]
 
 
 def _head(path: Path) -> bytes:

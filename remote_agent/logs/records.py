@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from remote_agent.logs.slices import BUDGET_S
-from remote_agent.text.rows import BLANK_LIMIT, RECORD_GAP_NS, RECORD_LIMIT, RecordReader, Row
+from remote_agent.text.rows import BLANK_LIMIT, RECORD_LIMIT, RecordReader, Row
 
 if TYPE_CHECKING:
     from remote_agent.logs.logfile import LogFile
@@ -51,7 +51,7 @@ class _Lines:
     def prepend(self, rows: list[Row], is_first: bool) -> None:
         """Add the lines in front of these; is_first: the file begins with them."""
         rows, self.rows, self.begins = rows + self.rows, [], []
-        self._reader, self._age = RecordReader(), 0
+        self._reader = RecordReader()
         self.sure = 0 if is_first else min(len(rows), RECORD_LIMIT + _CONTEXT)
         self.append(rows)
 
@@ -59,12 +59,9 @@ class _Lines:
         """Add the lines behind these."""
         for row in rows:
             number = len(self.rows)
-            continues = self._reader.continues(row.text) and number > 0
-            continues = continues and row.t_ns - self.rows[-1].t_ns <= RECORD_GAP_NS
-            self._age = self._age + 1 if continues else 0
             self.rows.append(row)
-            self.begins.append(not self._age or self._age >= RECORD_LIMIT)
-            if 0 < number < self.sure and not self._age and self._reader.is_sure:
+            self.begins.append(self._reader.begins(row.text, row.t_ns))
+            if 0 < number < self.sure and not self._reader.age and self._reader.is_sure:
                 self.sure = number
 
     def last_begin(self) -> int | None:

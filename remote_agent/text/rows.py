@@ -96,9 +96,12 @@ def dropped_text(size: int) -> bytes:
 class RecordReader:
     """Decides line by line which ones continue a record: indented lines and the parts of a traceback."""
 
-    __slots__ = ("_blanks", "_chained", "_continued", "_indented", "is_sure")
+    __slots__ = ("_blanks", "_chained", "_continued", "_indented", "_last_ns", "age", "is_sure")
 
     def __init__(self) -> None:
+        self.age = 0
+        """How many lines before the last one its record has, whatever the limit."""
+        self._last_ns: int | None = None
         self._indented: bool | None = None
         self._continued = False
         self._chained = False
@@ -106,8 +109,15 @@ class RecordReader:
         self.is_sure = False
         """True once no line before the first one read could change the answers."""
 
+    def begins(self, text: bytes, t_ns: int) -> bool:
+        """Read the next line; returns True when it begins a record, also because of its time or the record's length."""
+        continues = self.continues(text) and self._last_ns is not None and t_ns - self._last_ns <= RECORD_GAP_NS
+        self.age = self.age + 1 if continues else 0
+        self._last_ns = t_ns
+        return not self.age or self.age >= RECORD_LIMIT
+
     def continues(self, text: bytes) -> bool:
-        """Read the next line; returns True when it continues the one before."""
+        """Read the next line; returns True when it continues the one before, by its text."""
         tag = _RANK_TAG.match(text) if text[:1] in (b"[", b"\x1b") else None
         rest = text[tag.end() :] if tag is not None else text
         blank = not rest.strip()

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from remote_agent.history import pyramid, samples
 from remote_agent.text.patterns import LINE_S, Pattern, TooLong, compile_pattern, make_filter
-from remote_agent.text.rows import RECORD_GAP_NS, RECORD_LIMIT, RecordReader
+from remote_agent.text.rows import RecordReader
 from remote_agent.wire import Answer, Problem
 from remote_agent.wire.documents import MAX_ROWS, Count, parse_event
 from remote_agent.wire.gate import Misfit, parse, record
@@ -551,10 +551,12 @@ def _records(lines: Lines) -> Iterator[list[Line]]:
     reader = RecordReader()
     record: list[Line] = []
     for line in lines.rows:
-        continues = line.level is not None and reader.continues(line.text)
-        after_gap = not record or record[-1].level is None or line.t_ns - record[-1].t_ns > RECORD_GAP_NS
-        if record and (after_gap or not continues or len(record) >= RECORD_LIMIT):
-            yield record
+        is_gap = line.level is None
+        if is_gap:
+            reader = RecordReader()
+        if is_gap or reader.begins(line.text, line.t_ns):
+            if record:
+                yield record
             record = []
         record.append(line)
     if record:

@@ -32,8 +32,6 @@ FEW: Final = (32, 96)
 MANY: Final = (515, 512)
 # Whether a line continues a record depends on this many lines before it.
 CONTEXT: Final = 3
-# As on the nodes: a line that arrives this much later begins a record.
-GAP_NS: Final = 1_000_000_000
 
 
 class RecordLine(NamedTuple):
@@ -59,11 +57,7 @@ class RecordDetail(NamedTuple):
 def extent(lines: Sequence[RecordLine], at: int) -> tuple[int, int]:
     """Where the record that contains line `at` begins and ends."""
     reader = RecordReader()
-    begins: list[int] = []
-    for number, line in enumerate(lines):
-        continues = reader.continues(line.text) and number > 0
-        if not continues or line.t_ns - lines[number - 1].t_ns > GAP_NS:
-            begins.append(number)
+    begins = [number for number, line in enumerate(lines) if reader.begins(line.text, line.t_ns)]
     return max(begin for begin in begins if begin <= at), min((b for b in begins if b > at), default=len(lines))
 
 
