@@ -6,6 +6,7 @@ In: a session, or a player at its time; facts about NCCL and the hosts. Out: JSO
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -301,7 +302,8 @@ def _timeline(rows: Sequence[Document]) -> Iterator[str]:
 
 
 def _moments(rows: Sequence[Document]) -> Iterator[str]:
-    for alike in _runs(rows):
+    for _, group in itertools.groupby(rows, key=lambda row: (row["type"], row["generation"])):
+        alike = list(group)
         listed = alike if len(alike) <= ALIKE else alike[:1]
         for row in listed:
             yield event_row(row, one_line(row["text"]), utc=True)
@@ -310,18 +312,6 @@ def _moments(rows: Sequence[Document]) -> Iterator[str]:
             ranks = [row["rank"] for row in rest if row["rank"] is not None]
             who = f"ranks {ranges(ranks)}" if ranks else f"{fold([row['node'] or '?' for row in rest])}"
             yield f"{clock(rest[-1]['time'], millis=True, utc=True)} … and {len(rest)} more until then: {who}"
-
-
-def _runs(rows: Sequence[Document]) -> Iterator[list[Document]]:
-    """Yield rows of one type and generation that follow each other."""
-    run: list[Document] = []
-    for row in rows:
-        if run and (run[0]["type"], run[0]["generation"]) != (row["type"], row["generation"]):
-            yield run
-            run = []
-        run.append(row)
-    if run:
-        yield run
 
 
 def _environment(rows: Sequence[Document]) -> Iterator[str]:

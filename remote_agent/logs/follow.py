@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 PIECE = 64 * 1024
 # A piece ends at most this long after the oldest unsent bytes of other files, so that ranks stay in order.
 PIECE_SPAN_NS = 100_000_000
-# An unfinished line is sent after this long without new bytes.
-REST_S = 1.0
 # Longest wait without a ring.
 _WAIT_S = 5.0
 # Least pause between two looks for new rows: each look reads the block at the end of a file again.
@@ -62,10 +60,6 @@ class _Cursor:
         if self.epoch != self.file.epoch:
             self.epoch, self.offset, self.replaced = self.file.epoch, 0, True
 
-    def rest_s(self) -> float:
-        """Return how many seconds ago the last bytes came."""
-        return (time.time_ns() - (self.file.last_ns or 0)) / 1e9
-
 
 class _Piece(NamedTuple):
     t_ns: int
@@ -85,14 +79,14 @@ class View(NamedTuple):
 
 
 def _next_piece(cursor: _Cursor, final: bool) -> _Piece | None:
-    """Return what can be sent now of one file."""
+    """Return what can be sent now of one file: whole lines, of an unfinished one only what fills a piece."""
     cursor.check_epoch()
     index, offset = cursor.file.index, cursor.offset
     if offset >= index.scanned:
         return None
     whole = offset < index.line_start
     end = index.line_start if whole else index.scanned
-    if not whole and not final and end - offset < PIECE and cursor.rest_s() < REST_S:
+    if not whole and not final and end - offset < PIECE:
         return None
     t_ns = index.block(index.block_at(offset)).t_ns
     return _Piece(t_ns, offset, min(end, offset + PIECE))
@@ -152,7 +146,7 @@ async def follow(view: View, begin: Positions) -> AsyncGenerator[Answer, None]:
         if over and not sent and not any(_has_more(cursor) for cursor in cursors.values()):
             return
         if not over and not sent:
-            await view.bell.wait(seen, _wait_s(cursors))
+            await view.bell.wait(seen, _WAIT_S)
         await breather.breathe()
 
 
@@ -198,16 +192,6 @@ def _has_more(cursor: _Cursor) -> bool:
     if not cursor.file.behind:
         return cursor.offset < cursor.file.index.scanned
     return _is_behind(cursor.file)
-
-
-def _wait_s(cursors: dict[Key, _Cursor]) -> float:
-    """Return how long to wait for a ring: until the next unfinished line may be sent."""
-    waits = [
-        max(0.0, REST_S - cursor.rest_s()) + 0.01
-        for cursor in cursors.values()
-        if cursor.offset < cursor.file.index.scanned
-    ]
-    return min(waits, default=_WAIT_S)
 
 
 class _Place:

@@ -46,7 +46,7 @@ Positions = dict[RankStream, int]
 
 
 class Chunk(NamedTuple):
-    """Consecutive bytes of one file; whole lines, except where the file itself ends or rests without a newline."""
+    """Consecutive bytes of one file: whole lines, except of a long line, or where the file ends without a newline."""
 
     node: str
     generation: int

@@ -9,7 +9,6 @@ import asyncio
 import errno
 import logging
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from unittest import mock
 
 import pytest
 
-from remote_agent.logs import LogStore, follow, logfile, watch
+from remote_agent.logs import LogStore, logfile, watch
 from remote_agent.wire import Answer
 from tests.fast.log_files import append, log, opened, until
 
@@ -80,26 +79,22 @@ def test_new_generations_ranks_and_bytes_are_found_while_following(tmp_path: Pat
             asyncio.run(run())
 
 
-async def test_a_half_line_is_held_back_until_it_has_rested(tmp_path: Path) -> None:
+async def test_a_half_line_is_held_back_until_it_is_whole_or_its_rank_has_ended(tmp_path: Path) -> None:
     async with opened(tmp_path, live=True) as store:
-        got = Follow(store, start="begin")
+        got = Follow(store, generation="all", start="begin")
         append(log(tmp_path), b"whole\nhal")
-        started = time.monotonic()
 
-        async def arrived() -> bool:
-            return got.text() == b"whole\nhal"
+        async def is_there(text: bytes) -> bool:
+            return got.text() == text
 
-        async def first_arrived() -> bool:
-            return got.text() == b"whole\n"
-
-        await until(first_arrived)
-        await until(arrived)
-        assert time.monotonic() - started > 0.9
-        append(log(tmp_path), b"f\n")
+        await until(lambda: is_there(b"whole\n"))
+        append(log(tmp_path), b"f\nno en")
+        await until(lambda: is_there(b"whole\nhalf\n"))
+        await store.finish(0)
+        await until(lambda: is_there(b"whole\nhalf\nno en"))
         await store.end()
         await asyncio.wait_for(got.task, 60)
-        assert got.text() == b"whole\nhalf\n"
-        assert [item.data["offset"] for item in got.items] == [0, 6, 9]
+        assert [item.data["offset"] for item in got.items] == [0, 6, 11]
 
 
 async def test_following_from_the_end_starts_with_the_line_that_is_being_written(tmp_path: Path) -> None:
@@ -199,8 +194,7 @@ async def test_a_filter_gives_records_as_a_whole_while_they_are_written(tmp_path
         assert sorted(left.lines()) == [b"on", *[b"step 1"] * 4]
 
 
-async def test_lines_of_a_level_or_a_pattern_come_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follow, "REST_S", 3600.0)
+async def test_lines_of_a_level_or_a_pattern_come_at_once(tmp_path: Path) -> None:
     async with opened(tmp_path, live=True) as store:
         errors = Follow(store, rows=True, level="error")
         found = Follow(store, rows=True, pattern="st.p", ignore_case=True)
