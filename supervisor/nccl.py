@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from supervisor.inventory.pattern import fold
+from supervisor.inventory.pattern import by_value, fold
 
 if TYPE_CHECKING:
     from remote_agent.wire.documents import NcclNode, Severity, Status
@@ -245,12 +245,10 @@ def _fewest(values: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
 
 def _differences(fabric: Fabric) -> Iterable[Oddity]:
     for name, (severity, hint) in DIFFERS.items():
-        groups: dict[str, list[str]] = {}
-        for node, facts in fabric.nodes.items():
-            # _surprises reports nodes that use sockets although they have adapters.
-            if facts.get(name) and not (name == "network" and node in _on_sockets(fabric)):
-                groups.setdefault(facts[name], []).append(node)
-        ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
+        # _surprises reports nodes that use sockets although they have adapters.
+        left_out = _on_sockets(fabric) if name == "network" else ()
+        ordered = by_value((node, facts.get(name, "")) for node, facts in fabric.nodes.items() if node not in left_out)
+        ordered = [(value, nodes) for value, nodes in ordered if value]
         word = JOB_FACTS.get(name, name)
         for value, nodes in ordered[1:]:
             usual, others = ordered[0]

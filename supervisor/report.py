@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from remote_agent.text.names import ranges
 from remote_agent.wire.events import ENDED_EVENTS, PHASES, EventType, label
 from supervisor.errors import RequestFailed, Unreachable
-from supervisor.inventory.pattern import fold
+from supervisor.inventory.pattern import by_value, fold
 from supervisor.logs.selection import Selection
 from supervisor.recording import redact
 from supervisor.recording.file_format import read_time
@@ -170,12 +170,8 @@ def environment(hosts: Iterable[Mapping[str, Any]]) -> list[Json]:
     known = list(hosts)
     rows = []
     for fact, (section, key) in ENVIRONMENT:
-        values: dict[str, list[str]] = {}
-        for host in known:
-            value = (host.get(section) or {}).get(key)
-            if value is not None:
-                values.setdefault(str(value), []).append(str(host["name"]))
-        ordered = sorted(values.items(), key=lambda item: -len(item[1]))
+        pairs = ((str(host["name"]), (host.get(section) or {}).get(key)) for host in known)
+        ordered = by_value((name, str(value)) for name, value in pairs if value is not None)
         if ordered:
             rows.append({"fact": fact, "values": [{"value": value, "nodes": names} for value, names in ordered]})
     return rows

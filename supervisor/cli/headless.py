@@ -279,7 +279,7 @@ class Headless:
         else:
             lines += map(event_line, self._event_rows.follow(session.events))
         if lines:
-            _write_lines(lines)
+            write_err(as_lines(lines))
 
     def _print_incident(self) -> None:
         incidents = self._session.incidents or [one for one in [self._session.status.get("incident")] if one]
@@ -289,7 +289,7 @@ class Headless:
             lines += incident_lines(incidents[-1])
             earlier = len(incidents) - 1
             lines += [f"({earlier} earlier: supervisor incidents)"] if earlier > 0 else []
-        _write_lines(lines)
+        write_err(as_lines(lines))
 
 
 def end_of_allocation() -> str:
@@ -302,7 +302,3 @@ def end_of_allocation() -> str:
 def attach_command(hosts: str | None, job: str) -> str:
     """Return the command line that attaches to the job."""
     return " ".join(word for word in ("supervisor attach", hosts or "", job) if word)
-
-
-def _write_lines(lines: list[str]) -> None:
-    write_err(as_lines(lines))

@@ -6,12 +6,14 @@ add a source, add a function and a line to SOURCES: its option, `hosts --from` a
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -106,16 +108,12 @@ def from_slurm(environ: Mapping[str, str], via: str = "auto") -> Document:
     gpus = gpus_per_node(environ)
     tasks = [None] * len(names) if gpus else _tasks(environ, len(names))
     counts = [gpus or count for count in tasks]
-    groups: list[tuple[int | None, list[str]]] = []
-    for name, count in zip(names, counts, strict=True):
-        if groups and groups[-1][0] == count:
-            groups[-1][1].append(name)
-        else:
-            groups.append((count, [name]))
     # A login on a node does not have the environment that is active here.
     python = shutil.which("python3", path=environ.get("PATH", ""))
     defaults = {"via": via} if python is None else {"python": python, "via": via}
-    entries = [_entry(name, count) for count, group in groups for name in _patterns(group)]
+    entries: list[Document] = []
+    for count, group in itertools.groupby(zip(counts, names, strict=True), key=itemgetter(0)):
+        entries += [_entry(name, count) for name in _patterns([name for _, name in group])]
     return {"defaults": defaults, "hosts": entries}
 
 

@@ -115,10 +115,7 @@ class Updates:
         """Return the next status, None at the end; while nothing changes, check that the agent is still there."""
 
         async def pull() -> Answer | None:
-            try:
-                return await stream.__anext__()
-            except StopAsyncIteration:
-                return None
+            return await anext(stream, None)
 
         item = asyncio.ensure_future(pull())
         try:

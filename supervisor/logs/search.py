@@ -113,11 +113,7 @@ async def _of_node(link: Link, args: Args, notes: _Notes) -> AsyncGenerator[list
     name = link.view.name
     try:
         async with aclosing(link.stream("log_search", args)) as answers:
-            while True:
-                try:
-                    answer = await asyncio.wait_for(answers.__anext__(), SILENCE)
-                except StopAsyncIteration:
-                    return
+            while (answer := await asyncio.wait_for(anext(answers, None), SILENCE)) is not None:
                 if not answer.data.get("around"):
                     yield notes.clocks.rows(name, answer)
                 notes.take(name, answer)
@@ -156,8 +152,6 @@ async def _at_once(streams: list[AsyncGenerator[list[LogLine], None]]) -> AsyncG
 async def _next(stream: AsyncGenerator[list[LogLine], None]) -> list[LogLine] | Failure | None:
     """Return the next rows of a stream, its error, or None at its end."""
     try:
-        return await stream.__anext__()
-    except StopAsyncIteration:
-        return None
+        return await anext(stream, None)
     except (Unreachable, RequestFailed) as error:
         return error

@@ -26,6 +26,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple
 
+from remote_agent.text.rows import last_state
 from supervisor.postmortem.lines import FileLine, clean
 
 Progress = Callable[[int], None]
@@ -412,9 +413,7 @@ class _Picker:
 
 def visible(raw: bytes) -> bytes:
     """Return a line as a terminal finally shows it, with the last state of a progress bar, of limited length."""
-    if b"\r" in raw:
-        raw = raw.rstrip(b"\r").rpartition(b"\r")[2]
-    return raw[:LINE_MAX]
+    return last_state(raw)[:LINE_MAX]
 
 
 def _line_start(file: io.BufferedReader, offset: int, end: int | None = None) -> int:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from remote_agent.text.names import size_text
 from remote_agent.wire.events import HOST_NAME
-from supervisor.inventory.pattern import fold
+from supervisor.inventory.pattern import by_value, fold
 from supervisor.preflight.probe import Preflight, bad_groups
 
 if TYPE_CHECKING:
@@ -188,13 +188,8 @@ def _env_severity(name: str) -> Severity:
 
 
 def _row(name: str, by_node: Mapping[str, str], severity: Severity | None) -> FactRow:
-    groups: dict[str, list[str]] = {}
-    for node, value in by_node.items():
-        groups.setdefault(value, []).append(node)
-    ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
-    return FactRow(
-        name, tuple((value, tuple(nodes)) for value, nodes in ordered), severity is not None and len(ordered) > 1
-    )
+    values = tuple((value, tuple(nodes)) for value, nodes in by_value(by_node.items()))
+    return FactRow(name, values, severity is not None and len(values) > 1)
 
 
 def findings(result: Preflight) -> list[CheckFinding]:

@@ -108,31 +108,27 @@ async def _push(host: Host, wire: Wire, agent: AgentFile) -> None:
         return
 
 
+# What to do about what the loader refuses, by its kind.
+_HINTS = {
+    "disk_full": "free some space there, or set SUPERVISOR_HOME through env to a larger disk",
+    "home_not_writable": 'set env = { SUPERVISOR_HOME = "/a/directory/you/may/write" } for this host',
+    "home_not_private": "make it yours alone (chown, chmod go-w), or set "
+    'env = { SUPERVISOR_HOME = "/a/directory/of/your/own" } for this host',
+    "python_too_old": 'python 3.9 or newer is needed: set python = "/path/to/python3" for this host',
+}
+
+
 def _refusal(host: Host, wire: Wire, line: bytes) -> HostError:
     try:
         data = json.loads(line[len(loader.ERROR) :])
         step, kind, message = str(data["step"]), str(data["kind"]), str(data["message"])
     except (ValueError, KeyError, TypeError):
         return HostError(host.name, "push", line.decode(errors="replace"))
-    if kind == "disk_full":
-        hint = "free some space there, or set SUPERVISOR_HOME through env to a larger disk"
-        return HostError(host.name, step, f"disk full: {message}", hint)
-    if kind == "home_not_writable":
-        hint = 'set env = { SUPERVISOR_HOME = "/a/directory/you/may/write" } for this host'
-        return HostError(host.name, step, f"home not writable: {message}", hint)
-    if kind == "home_not_private":
-        hint = (
-            'make it yours alone (chown, chmod go-w), or set env = { SUPERVISOR_HOME = "/a/directory/of/your/own" } '
-            "for this host"
-        )
-        return HostError(host.name, step, f"home not private: {message}", hint)
-    if kind == "python_too_old":
-        hint = 'python 3.9 or newer is needed: set python = "/path/to/python3" for this host'
-        return HostError(host.name, step, f"python too old: {message}", hint)
     if kind == "prelude":
         output = tail(bytes(wire.stderr))
         return HostError(host.name, step, f"prelude failed: {message}{output}", BY_HAND)
-    return HostError(host.name, step, message)
+    hint = _HINTS.get(kind, "")
+    return HostError(host.name, step, f"{kind.replace('_', ' ')}: {message}" if hint else message, hint)
 
 
 async def _ended(host: Host, wire: Wire, noise: bytearray, step: str) -> HostError:

@@ -9,6 +9,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, Final
 
 from remote_agent.wire.events import PHASE_EVENTS, EventType, StopCause, phases_of
+from supervisor.inventory.pattern import by_value
 from supervisor.wording.events import CAUSES, cause_text, starts_text, still_there, tree_text
 from supervisor.wording.values import clock
 
@@ -92,11 +93,8 @@ class Runs:
         """Return the facts in which nodes differ: the fact, and the nodes by value, most nodes first."""
         differing = []
         for name in dict.fromkeys(key for facts in self._versions.values() for key in facts):
-            values: dict[str, list[str]] = {}
-            for node, facts in self._versions.items():
-                values.setdefault(str(facts.get(name)), []).append(node)
-            if len(values) > 1:
-                ordered = sorted(values.items(), key=lambda item: -len(item[1]))
+            ordered = by_value((node, str(facts.get(name))) for node, facts in self._versions.items())
+            if len(ordered) > 1:
                 differing.append((name, {value: tuple(nodes) for value, nodes in ordered}))
         return differing
 

@@ -11,7 +11,7 @@ import statistics
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from supervisor.tui.rows.spans import spread
+from supervisor.tui.rows.spans import add_span, spread
 from supervisor.wording import values as words
 
 if TYPE_CHECKING:
@@ -148,10 +148,7 @@ def heat(values: Sequence[float], usual: float | None, width: int, glyphs: Glyph
         else:
             ratio = value / usual
             glyph, role = glyphs.level(ratio / 2), "bad" if ratio >= VERY_SLOW else "warn" if ratio >= SLOW else "ok"
-        if spans and spans[-1][1] == role:
-            spans[-1] = (spans[-1][0] + glyph, role)
-        else:
-            spans.append((glyph, role))
+        add_span(spans, glyph, role)
     return tuple(spans)
 
 

@@ -52,6 +52,14 @@ def fit(text: object, width: int, more: str = "…") -> str:
     return set_cell_size(plain, width - len(more)) + more
 
 
+def add_span(spans: list[Span], text: str, role: str) -> None:
+    """Add a text at the end, to the last span if that has the same role."""
+    if spans and spans[-1][1] == role:
+        spans[-1] = (spans[-1][0] + text, role)
+    else:
+        spans.append((text, role))
+
+
 def row_width(row: Iterable[Span]) -> int:
     """Width of a row in cells."""
     return sum([len(text) if text.isascii() else cell_len(text) for text, _ in row])

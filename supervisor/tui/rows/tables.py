@@ -9,12 +9,13 @@ import dataclasses
 import functools
 import itertools
 import re
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from remote_agent.text.names import ranges
 from remote_agent.wire.events import LIVE_RANKS, EventType, label
 from supervisor.tui import looks
-from supervisor.tui.rows.spans import Row, Span, clean, fit, fit_row, row_width, width_of, wrap
+from supervisor.tui.rows.spans import Row, Span, add_span, clean, fit, fit_row, row_width, width_of, wrap
 from supervisor.wording import usage, values
 from supervisor.wording.events import ROLES, event_text
 
@@ -84,7 +85,9 @@ class SortOrder:
         if column is None:
             return list(items)
         ranked = [(column.rank(item), item) for item in items]
-        known = sorted(((key, item) for key, item in ranked if key is not None), key=_first, reverse=self.falling)
+        known = sorted(
+            ((key, item) for key, item in ranked if key is not None), key=itemgetter(0), reverse=self.falling
+        )
         return [*(item for _, item in known), *(item for key, item in ranked if key is None)]
 
     def next(self, names: Sequence[str]) -> SortOrder:
@@ -99,10 +102,6 @@ class SortOrder:
 
 # In these columns the greatest values are of interest.
 FALLING: Final = {"output", *(column.name for column in (*usage.NODE_COLUMNS, *usage.RANK_COLUMNS) if column.falling)}
-
-
-def _first(pair: tuple[Any, object]) -> Any:
-    return pair[0]
 
 
 def matching(items: Sequence[T], columns: Sequence[Column[T]], needle: str) -> list[T]:
@@ -199,7 +198,7 @@ def node_columns(
         columns.append(Column("ranks", 5, lambda node: ((_running(node), "text"),), 6, at_right=True))
     columns += [
         Column("step", 9, _node_step, 7, at_right=True, value=lambda node: node.train_step),
-        Column("output", 6, _node_output, 5, at_right=True, value=lambda node: node.output_age_s),
+        Column("output", 6, _output, 5, at_right=True, value=lambda node: node.output_age_s),
         *vitals,
         Column("link", 10, _link, 4),
         Column("clock", 8, _node_clock, 2, at_right=True, value=lambda node: node.clock_offset_ms),
@@ -219,7 +218,7 @@ def rank_columns(
         Column("node", name_width, lambda rank: ((rank.node, "text"),), 8),
         Column("local", 5, lambda rank: ((str(rank.local_rank), "dim"),), 2, at_right=True),
         Column("step", 9, _rank_step, 7, at_right=True, value=lambda rank: rank.step),
-        Column("output", 6, _rank_output, 5, at_right=True, value=lambda rank: rank.output_age_s),
+        Column("output", 6, _output, 5, at_right=True, value=lambda rank: rank.output_age_s),
         Column("pid", 8, lambda rank: ((str(rank.pid or "-"), "dim"),), 3, at_right=True),
         *vitals,
         Column("", 0, lambda rank: ((rank.outcome, rank.look.role),), 4),
@@ -230,8 +229,8 @@ def _node_step(node: NodeRow) -> Row:
     return ((step_text(node.train_step), "text"),)
 
 
-def _node_output(node: NodeRow) -> Row:
-    return ((values.age(node.output_age_s), "dim"),)
+def _output(item: NodeRow | RankRow) -> Row:
+    return ((values.age(item.output_age_s), "dim"),)
 
 
 def _node_clock(node: NodeRow) -> Row:
@@ -240,10 +239,6 @@ def _node_clock(node: NodeRow) -> Row:
 
 def _rank_step(rank: RankRow) -> Row:
     return ((step_text(rank.step), "text"),)
-
-
-def _rank_output(rank: RankRow) -> Row:
-    return ((values.age(rank.output_age_s), "dim"),)
 
 
 def _why(node: NodeRow) -> Row:
@@ -255,10 +250,6 @@ def _why(node: NodeRow) -> Row:
 def _link(node: NodeRow) -> Row:
     word = "-" if node.left else {"up": "ok", "": "-"}.get(node.link, node.link)
     return ((word, "dim" if word in ("ok", "-") else "warn"),)
-
-
-def _state(rank: RankRow) -> str:
-    return rank.state
 
 
 def _running(node: NodeRow) -> str:
@@ -274,12 +265,7 @@ def glyph_spans(ranks: Sequence[RankRow], glyphs: Glyphs, stale: bool) -> list[S
     """One glyph per rank, in the colour of its state; neighbours of one look share a span."""
     spans: list[Span] = []
     for rank in ranks:
-        glyph = "-" if stale else glyphs.of(rank.look)
-        role = "off" if stale else rank.look.role
-        if spans and spans[-1][1] == role:
-            spans[-1] = (spans[-1][0] + glyph, role)
-        else:
-            spans.append((glyph, role))
+        add_span(spans, "-" if stale else glyphs.of(rank.look), "off" if stale else rank.look.role)
     return spans
 
 
@@ -312,7 +298,8 @@ def node_lines(node: NodeRow, snapshot: Snapshot, width: int) -> list[Row]:
         facts.append(("address", f"{node.address}{offset}", "dim"))
     if node.ranks:
         facts.append(("ranks", ranges([rank.rank for rank in node.ranks]), "text"))
-        for state, odd in itertools.groupby(sorted((r for r in node.ranks if r.has_problem), key=_state), _state):
+        by_state = attrgetter("state")
+        for state, odd in itertools.groupby(sorted((r for r in node.ranks if r.has_problem), key=by_state), by_state):
             numbers = ranges([rank.rank for rank in odd])
             facts.append(("", f"{looks.RANKS[state].word}: {numbers}", looks.RANKS[state].role))
     return fact_lines(facts, width)

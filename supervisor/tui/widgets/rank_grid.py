@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from textual.binding import Binding
 
-from supervisor.tui.rows.spans import EMPTY, Row, Span, fit
+from supervisor.tui.rows.spans import EMPTY, Row, Span, add_span, fit
 from supervisor.tui.rows.tables import legend, name_width
 from supervisor.tui.widgets.lines import LineView
 from supervisor.tui.widgets.picker import Picker
@@ -110,9 +110,9 @@ class RankGrid(LineView):
             spans.append((fit(node.name, self._name_width, glyphs.more) + " ", role))
             for rank in node.ranks:
                 glyph, look = self._glyph(rank, glyphs)
-                _add(spans, glyph, "pill" if rank.rank == here else look)
+                add_span(spans, glyph, "pill" if rank.rank == here else look)
             if not node.ranks:
-                _add(spans, "-" if self._stale else glyphs.of(node.look), "off" if self._stale else node.look.role)
+                add_span(spans, "-" if self._stale else glyphs.of(node.look), "off" if self._stale else node.look.role)
             used = self._name_width + 1 + max(1, len(node.ranks))
             spans.append((" " * (self._cell - used + GAP), ""))
         # The gap is between nodes: behind the last one it would not fit.
@@ -125,7 +125,7 @@ class RankGrid(LineView):
             here = number == self.selected and self.has_focus
             glyph = "-" if self._stale else self.glyphs.of(look)
             role = "mark" if node.name in self._marked_nodes else look.role
-            _add(spans, glyph, "pill" if here else "off" if self._stale else role)
+            add_span(spans, glyph, "pill" if here else "off" if self._stale else role)
         return tuple(spans)
 
     def _glyph(self, rank: RankRow, glyphs: Glyphs) -> tuple[str, str]:
@@ -220,13 +220,6 @@ def share(rank: RankRow, metric: str) -> float | None:
         return None if lag is None else 1.0 - lag / LAG_FLOOR
     used = rank.gpu.get("use") if metric == "gpu" else rank.vitals.get("cpu")
     return None if used is None else used / 100
-
-
-def _add(spans: list[Span], text: str, role: str) -> None:
-    if spans and spans[-1][1] == role:
-        spans[-1] = (spans[-1][0] + text, role)
-    else:
-        spans.append((text, role))
 
 
 def _in_grid(snapshot: Snapshot) -> list[NodeRow]:
