@@ -39,7 +39,7 @@ async def wait_event(event: asyncio.Event, timeout_s: float) -> bool:
 
 
 async def each(stream: AsyncGenerator[T, None], timeout_s: float) -> AsyncGenerator[T, None]:
-    """Yield the items of a stream, never None, and close it; raises asyncio.TimeoutError if the next one takes too long."""
+    """Yield the items of a stream, never None, and close it; raises asyncio.TimeoutError if one takes too long."""
     try:
         while (item := await asyncio.wait_for(anext(stream, None), timeout_s)) is not None:
             yield item

@@ -32,7 +32,6 @@ from supervisor.postmortem.reading import Progress, read_all
 if TYPE_CHECKING:
     from remote_agent.diagnose.incidents import EvidenceLine, Incident
     from remote_agent.wire.documents import Diagnosis, IncidentDocument
-    from supervisor.postmortem.lines import FileLine
 
 # A longer file is no error file of torch.
 ERROR_BYTES = 64 << 20

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from supervisor.tui.looks import Glyphs
     from supervisor.tui.model import Snapshot
-    from supervisor.tui.rows.spans import Row
     from supervisor.tui.source import HomeJob, HomeSource
     from supervisor.tui.training import Newest
 

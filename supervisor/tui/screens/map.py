@@ -71,7 +71,6 @@ class Dashboard(LineView, can_focus=False):
     def __init__(self, id: str) -> None:  # noqa: A002
         super().__init__(id=id)
         self.strip = "step_s"
-        self._rows: Sequence[Row] = ()
         self._training: training.Training | None = None
         self._printing: training.Newest | None = None
         """The newest state in which ranks printed their throughput: a new group prints none while it imports."""
@@ -120,14 +119,6 @@ class Dashboard(LineView, can_focus=False):
         if known:
             self.strip = known[(known.index(before) + 1) % len(known)] if before in known else known[0]
         return self.strip != before
-
-    def line_count(self) -> int:
-        """How many rows there are."""
-        return len(self._rows)
-
-    def line_at(self, index: int) -> tuple[Row, str]:
-        """One row."""
-        return self._rows[index], ""
 
 
 class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from supervisor.nccl import Fabric
     from supervisor.tui.looks import Glyphs
     from supervisor.tui.model import Snapshot
-    from supervisor.tui.rows.spans import Row
 
 WIDE: Final = 100
 # The columns of the table of nodes: fact, name, least width, widest.

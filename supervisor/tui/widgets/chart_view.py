@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from supervisor.history import Series
     from supervisor.tui.rows.charts import Chart
-    from supervisor.tui.rows.spans import Row
 
 # Of the history that is shown, after a step of the zoom.
 STEP: Final = 0.5
@@ -51,7 +50,6 @@ class ChartView(LineView):
         self._series: Series | None = None
         self._charted: Hashable = None
         self._charts: Sequence[Chart] = ()
-        self._rows: Sequence[Row] = ()
 
     @property
     def points(self) -> int:
@@ -103,14 +101,6 @@ class ChartView(LineView):
     def on_resize(self) -> None:
         """Draw for the new size."""
         self._draw()
-
-    def line_count(self) -> int:
-        """How many rows there are."""
-        return len(self._rows)
-
-    def line_at(self, index: int) -> tuple[Row, str]:
-        """One row."""
-        return self._rows[index], ""
 
     # --- the cursor
 

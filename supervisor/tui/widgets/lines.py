@@ -74,6 +74,8 @@ class LineView(Widget, can_focus=True):
         self.heading = title
         self.note: Row = EMPTY
         """Right part of the title rule."""
+        self._rows: Sequence[Row] = ()
+        """All lines, unless a view makes each one when it is drawn."""
         self._lines: list[Drawn] = []
         self._base: Style | None = None
         self._strips: OrderedDict[tuple[Drawn, int], Strip] = OrderedDict()
@@ -106,11 +108,11 @@ class LineView(Widget, can_focus=True):
 
     def line_count(self) -> int:
         """How many lines there are."""
-        return 0
+        return len(self._rows)
 
     def line_at(self, index: int) -> tuple[Row, str]:
         """One line, and the role laid over it."""
-        return EMPTY, ""
+        return self._rows[index], ""
 
     def scroll_to_line(self, top: int) -> None:
         """Show the lines from `top` on, as far as there are any."""

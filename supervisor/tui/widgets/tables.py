@@ -174,7 +174,6 @@ class DetailPane(LineView):
 
     def __init__(self, id: str) -> None:  # noqa: A002
         super().__init__(title="-", id=id)
-        self._rows: Sequence[Row] = ()
 
     def show_rows(self, title: str, rows: Sequence[Row]) -> None:
         """Show other rows; with another title from the first one."""
@@ -188,14 +187,6 @@ class DetailPane(LineView):
         room = screen_height - 4
         self.styles.height = min(len(rows) + 1, max(room // 2, room - table.line_count() - 2))
         self.show_rows(title, rows)
-
-    def line_count(self) -> int:
-        """How many rows there are."""
-        return len(self._rows)
-
-    def line_at(self, index: int) -> tuple[Row, str]:
-        """One row."""
-        return self._rows[index], ""
 
     @property
     def has_more(self) -> bool:

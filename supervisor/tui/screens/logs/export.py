@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from supervisor.tui.screens.logs.shown import ShownLog
     from supervisor.tui.shell import Level, Shell
     from supervisor.tui.source import Source
-    from supervisor.tui.widgets.ask import Ask
 
 # Rows in one request: about 400 kB.
 ROWS: Final = 4096

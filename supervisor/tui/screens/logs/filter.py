@@ -20,7 +20,6 @@ from supervisor.tui.logs.merged import LATEST_NS
 from supervisor.tui.rows.spans import clean
 
 if TYPE_CHECKING:
-    from supervisor.logs.selection import RecordFilter
     from supervisor.tui.logs.feeds import Feed
     from supervisor.tui.screens.logs.search import LogSearch
     from supervisor.tui.screens.logs.shown import ShownLog
