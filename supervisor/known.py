@@ -6,15 +6,13 @@ broken file is ignored.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from remote_agent.wire import JOB_NAME
-from supervisor.paths import state_dir
+from supervisor import paths
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +43,7 @@ class Known(NamedTuple):
 
 def recall() -> list[Known]:
     """Return the known inventories that are still there, the one that was used last first."""
-    known = (_read(path) for path in _files())
+    known = (_read(path) for path in paths.kept(_folder()))
     return [one for one in known if one is not None and (one.words[:1] != "/" or os.path.exists(one.words))]
 
 
@@ -60,37 +58,16 @@ def note(inventory: Inventory, jobs: Sequence[Mapping[str, Any]] = (), *, comple
     if not complete:
         merged |= {name: job for name, job in earlier.items() if name not in merged}
     data = {"words": inventory.words, "jobs": [job._asdict() for job in merged.values()][:JOBS_KEPT]}
-    # A full or read-only disk must not prevent the command.
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
-        draft.write_text(json.dumps(data), encoding="utf-8")
-        draft.replace(path)
-        for old in _files()[INVENTORIES_KEPT:]:
-            old.unlink()
+    paths.keep(path, data, INVENTORIES_KEPT)
 
 
 def _folder() -> Path:
-    return state_dir() / "known"
-
-
-def _files() -> list[Path]:
-    try:
-        dated = [(path.stat().st_mtime, path) for path in _folder().glob("*.json")]
-    except OSError:
-        # Another supervisor removes an old one at this moment.
-        return []
-    return [path for _time, path in sorted(dated, reverse=True)]
+    return paths.state_dir() / "known"
 
 
 def _read(path: Path) -> Known | None:
-    try:
-        if path.stat().st_size > LARGEST:
-            return None
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    if not isinstance(data, dict) or not isinstance(data.get("words"), str) or not isinstance(data.get("jobs"), list):
+    data = paths.recall(path, LARGEST)
+    if not isinstance(data.get("words"), str) or not isinstance(data.get("jobs"), list):
         return None
     jobs = (_job(one, None) for one in data["jobs"] if isinstance(one, dict))
     return Known(data["words"], tuple(one for one in jobs if one is not None))

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from supervisor.inventory.pattern import by_value, fold
+from remote_agent.text.names import by_value
+from supervisor.inventory.pattern import fold
 
 if TYPE_CHECKING:
     from remote_agent.wire.documents import NcclNode, Severity, Status

@@ -11,10 +11,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from remote_agent.text.names import ranges
+from remote_agent.text.names import by_value, ranges
 from remote_agent.wire.events import ENDED_EVENTS, PHASES, EventType, label
 from supervisor.errors import RequestFailed, Unreachable
-from supervisor.inventory.pattern import by_value, fold
+from supervisor.inventory.pattern import fold
 from supervisor.logs.selection import Selection
 from supervisor.recording import redact
 from supervisor.recording.file_format import read_time

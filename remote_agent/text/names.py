@@ -47,3 +47,11 @@ def size_text(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" or size >= 99.95 else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} TB"
+
+
+def by_value(names: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:
+    """Return the names that have each value, from pairs of name and value; the value of most names comes first."""
+    groups: dict[str, list[str]] = {}
+    for name, value in names:
+        groups.setdefault(value, []).append(name)
+    return sorted(groups.items(), key=lambda group: -len(group[1]))

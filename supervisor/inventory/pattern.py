@@ -125,11 +125,3 @@ def _fold_group(before: str, width: int, after: str, numbers: list[int]) -> str:
             runs.append([number, number])
     texts = [str(a).zfill(width) if a == b else f"{str(a).zfill(width)}-{str(b).zfill(width)}" for a, b in runs]
     return f"{before}{texts[0]}{after}" if len(numbers) == 1 else f"{before}[{','.join(texts)}]{after}"
-
-
-def by_value(names: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:
-    """Return the names that have each value, from pairs of name and value; the value of most names comes first."""
-    groups: dict[str, list[str]] = {}
-    for name, value in names:
-        groups.setdefault(value, []).append(name)
-    return sorted(groups.items(), key=lambda group: -len(group[1]))

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from remote_agent.text.names import size_text
+from remote_agent.text.names import by_value, size_text
 from remote_agent.wire.events import HOST_NAME
-from supervisor.inventory.pattern import by_value, fold
+from supervisor.inventory.pattern import fold
 from supervisor.preflight.probe import Preflight, bad_groups
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, Final
 
+from remote_agent.text.names import by_value
 from remote_agent.wire.events import PHASE_EVENTS, EventType, StopCause, phases_of
-from supervisor.inventory.pattern import by_value
 from supervisor.wording.events import CAUSES, cause_text, starts_text, still_there, tree_text
 from supervisor.wording.values import clock
 

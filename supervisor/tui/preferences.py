@@ -5,15 +5,12 @@ In: the id of a job. Out: its Preferences, read from and written to the user's s
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
-import os
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from remote_agent.wire import JOB_NAME
+from supervisor import paths
 from supervisor.logs.selection import ALL, LEVELS, RecordFilter
-from supervisor.paths import state_dir
 from supervisor.tui.logs import bookmarks
 
 if TYPE_CHECKING:
@@ -62,19 +59,13 @@ def _toggle(marked: list[T], one: T) -> None:
 
 
 def _file(job: str) -> Path | None:
-    return state_dir() / "jobs" / f"{job}.json" if JOB_NAME.fullmatch(job) else None
+    return paths.state_dir() / "jobs" / f"{job}.json" if JOB_NAME.fullmatch(job) else None
 
 
 def recall(job: str) -> Preferences:
     """The preferences of a job; what is missing or invalid has its default."""
     path = _file(job)
-    try:
-        if path is None or path.stat().st_size > LARGEST:
-            return Preferences()
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return Preferences()
-    return _read(data) if isinstance(data, dict) else Preferences()
+    return _read(paths.recall(path, LARGEST)) if path is not None else Preferences()
 
 
 def _read(data: dict[str, Any]) -> Preferences:
@@ -102,14 +93,5 @@ def _filter(kept: dict[str, Any]) -> RecordFilter:
 def keep(job: str, preferences: Preferences) -> None:
     """Save the preferences of a job, and delete those of the jobs that were viewed longest ago."""
     path = _file(job)
-    if path is None:
-        return
-    # A full or read-only disk must not prevent the exit.
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
-        draft.write_text(json.dumps(dataclasses.asdict(preferences)), encoding="utf-8")
-        draft.replace(path)
-        kept = sorted(path.parent.glob("*.json"), key=lambda one: one.stat().st_mtime, reverse=True)
-        for old in kept[JOBS_KEPT:]:
-            old.unlink()
+    if path is not None:
+        paths.keep(path, dataclasses.asdict(preferences), JOBS_KEPT)

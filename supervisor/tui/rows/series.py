@@ -100,20 +100,16 @@ class _Gauge(NamedTuple):
     text: Callable[[Document], str]
 
 
-def _with_unit(value: float | None, unit: str) -> str:
-    return "-" if value is None else f"{value:.0f}{unit}"
-
-
 def _power(gpu: Document) -> str:
     power, limit = gpu.get("power"), gpu.get("power_limit")
-    return _with_unit(power, "W") if power is None or limit is None else f"{power:.0f}/{limit:.0f}W"
+    return usage.unit(power, "W") if power is None or limit is None else f"{power:.0f}/{limit:.0f}W"
 
 
 _GAUGES: Final = (
     _Gauge("use", "gpu_use", "use", 100.0, lambda gpu: usage.percent(gpu.get("use"))),
     _Gauge("memory", "gpu_mem", "mem_used", "mem_total", lambda g: usage.share(g.get("mem_used"), g.get("mem_total"))),
     _Gauge("power", "gpu_power", "power", "power_limit", _power),
-    _Gauge("temp", "gpu_temp", "temp", 100.0, lambda gpu: _with_unit(gpu.get("temp"), "C")),
+    _Gauge("temp", "gpu_temp", "temp", 100.0, lambda gpu: usage.unit(gpu.get("temp"), "C")),
 )
 GPU_KINDS: Final = tuple(gauge.kind for gauge in _GAUGES)
 # Lines of a strip; cells from which a gauge has a strip beside its bar.
@@ -148,14 +144,14 @@ def gpu_wall(node: NodeRow, series: Series | None, width: int, height: int, glyp
 
 
 def _index(gpu: Document) -> str:
-    return _with_unit(gpu.get("index"), "")
+    return usage.unit(gpu.get("index"), "")
 
 
 def _facts(gpu: Document) -> str:
     facts = (
-        ("", _with_unit(gpu.get("clock"), "MHz")),
-        ("ecc errors ", _with_unit(gpu.get("ecc"), "")),
-        ("Xid ", _with_unit(gpu.get("xid"), "")),
+        ("", usage.unit(gpu.get("clock"), "MHz")),
+        ("ecc errors ", usage.unit(gpu.get("ecc"), "")),
+        ("Xid ", usage.unit(gpu.get("xid"), "")),
     )
     return "   ".join(name + text for name, text in facts if text != "-")
 

@@ -25,7 +25,6 @@ from supervisor.tui.dialogs.record import RecordDialog
 from supervisor.tui.logs import ansi
 from supervisor.tui.logs.merged import LATEST_NS
 from supervisor.tui.rows.spans import clean
-from supervisor.tui.widgets.ask import Ask
 from supervisor.wording import values
 from supervisor.wording.values import cut_text
 
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from supervisor.tui.screens.logs.shown import ShownLog
     from supervisor.tui.shell import Level, Shell
     from supervisor.tui.source import Source
+    from supervisor.tui.widgets.ask import Ask
 
 # Rows in one request: about 400 kB.
 ROWS: Final = 4096
