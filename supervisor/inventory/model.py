@@ -12,7 +12,7 @@ import dataclasses
 import difflib
 import re
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -133,18 +133,16 @@ def size(place: Place, key: str, value: Any) -> int:
     return count
 
 
-def way(place: Place, key: str, value: Any) -> str:
-    """Check for ssh, srun or auto."""
-    if value not in ("ssh", "srun", "auto"):
-        raise place.wrong(key, f"must be ssh, srun or auto, not {value!r}", "leave it out for ssh")
-    return str(value)
+def one_of(words: Sequence[str], hint: str = "") -> Callable[[Place, str, Any], str]:
+    """Make a check for one of these words; without a hint an error suggests the first one."""
 
+    def check(place: Place, key: str, value: Any) -> str:
+        if value not in words:
+            message = f"must be {', '.join(words[:-1])} or {words[-1]}, not {value!r}"
+            raise place.wrong(key, message, hint or f'write {key} = "{words[0]}"')
+        return str(value)
 
-def on_standby(place: Place, key: str, value: Any) -> str:
-    """Check for auto or off."""
-    if value not in STANDBY:
-        raise place.wrong(key, f"must be auto or off, not {value!r}", f'write {key} = "auto"')
-    return str(value)
+    return check
 
 
 def whole(low: int, high: int | None = None) -> Callable[[Place, str, Any], int]:
@@ -274,13 +272,6 @@ def occasions(place: Place, key: str, value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-def chat(place: Place, key: str, value: Any) -> str:
-    """Check for the kind of a webhook."""
-    if value not in CHATS:
-        raise place.wrong(key, f"must be slack, discord or mattermost, not {value!r}", f'write {key} = "slack"')
-    return str(value)
-
-
 def web(place: Place, key: str, value: Any) -> str:
     """Check for an http or https address; no message shows it, since it may contain a token."""
     address = text(place, key, value)
@@ -329,7 +320,7 @@ class JobDefaults:
     hang_restart: Annotated[float, seconds(zero=True)] = JobSpec.hang_restart
     metrics_port: Annotated[int, whole(0, 65535)] = JobSpec.metrics_port
     """The port on which the coordinator serves Prometheus metrics on its machine; 0: none."""
-    standby: Annotated[str, on_standby] = JobSpec.standby
+    standby: Annotated[str, one_of(STANDBY)] = JobSpec.standby
     """auto: each node keeps a process that waits with modules loaded, for restarts; off: none."""
     keep_warm: Annotated[float, lasting] = JobSpec.keep_warm
     """For how many seconds after the end of a job it waits for the next job of the same tree."""
@@ -370,7 +361,7 @@ DEFAULTS: dict[str, Check] = {
     "python": line,
     "prelude": text,
     "proxy_jump": line,
-    "via": way,
+    "via": one_of(("ssh", "srun", "auto"), "leave it out for ssh"),
 }
 HOSTS: dict[str, Check] = {
     "name": line,
@@ -385,7 +376,7 @@ HOOKS: dict[str, Check] = {
     "on": occasions,
     "command": text,
     "url": web,
-    "kind": chat,
+    "kind": one_of(CHATS),
     "timeout": seconds(zero=False),
     "retries": whole(0, 20),
 }

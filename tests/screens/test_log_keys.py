@@ -22,7 +22,6 @@ from supervisor.recording.player import Player
 from supervisor.recording.reading import load
 from supervisor.tui import terminal
 from supervisor.tui.app import SupervisorApp
-from supervisor.tui.dialogs import record
 from supervisor.tui.logs import ansi
 from supervisor.tui.logs.feeds import Jump, RankFeed
 from supervisor.tui.replay import ReplayApp
@@ -270,7 +269,7 @@ async def test_a_record_longer_than_a_page_is_shown_whole() -> None:
     await row.seek(Jump(session.files[FILE][150].t_ns), 3)
     inner = row.row(150)
     assert inner is not None
-    found = await record.fetch(session, inner)
+    found = await export.fetch_record(session, inner)
     assert found.text.splitlines()[::201] == ["Traceback (most recent call last):", "KeyError: 1"]
     assert found.facts[0].startswith("lines 11 to 212 of generation_0/rank_0/stdout.log")
     async with running(session) as (app, pilot):
