@@ -10,14 +10,14 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from remote_agent.wire.events import ENDED_EVENTS, ENDED_STATES, EventType
 from supervisor.cli.entry import INTERRUPTED, say
 from supervisor.cli.output import Writer, write_lines
 from supervisor.cli.torchrun import Console
-from supervisor.cli.whole_lines import Printer
+from supervisor.cli.whole_lines import WholeLines, printed
 from supervisor.errors import EXIT_STATUS, HostFailure, SupervisorError
 from supervisor.inventory.pattern import fold
 from supervisor.inventory.sources import SOURCES
@@ -31,6 +31,7 @@ from supervisor.wording.values import one_line
 
 if TYPE_CHECKING:
     from remote_agent.wire.documents import JournalEvent
+    from supervisor.cli.whole_lines import Piece
     from supervisor.logs.live import Chunk
     from supervisor.session import Session
 
@@ -180,20 +181,20 @@ class Headless:
         return await self._end()
 
     async def _copy(self, selection: Selection, start: str, writer: Writer) -> None:
-        printer = Printer(self._session, overwrites=writer.is_terminal)
+        lines = WholeLines(overwrites=writer.is_terminal)
         chunks = self._session.follow(selection, start)
         try:
             async for chunk in chunks:
-                if await self._shows(chunk) and not await self._put(writer, printer.feed(chunk)):
+                if await self._shows(chunk) and not await self._put(writer, lines.feed(chunk)):
                     return
-            await self._put(writer, printer.rest())
+            await self._put(writer, lines.rest())
         finally:
             await chunks.aclose()
 
-    async def _put(self, writer: Writer, pieces: AsyncGenerator[bytes, None]) -> bool:
+    async def _put(self, writer: Writer, pieces: list[Piece]) -> bool:
         """Write as fast as stdout is read; returns False once nobody reads it."""
-        async with contextlib.aclosing(pieces):
-            async for data in pieces:
+        async with contextlib.aclosing(printed(self._session, pieces)) as parts:
+            async for data in parts:
                 writer.put(data)
                 while writer.full:
                     await writer.room()

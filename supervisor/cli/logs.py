@@ -24,7 +24,7 @@ from remote_agent.wire.documents import STREAMS as ALL_STREAMS
 from supervisor.cli.entry import say
 from supervisor.cli.options import load_target, make_parser, parse, read_duration, read_ranks, say_left_out
 from supervisor.cli.output import Writer
-from supervisor.cli.whole_lines import Printer, line_of, patiently, whole_line, write_folded
+from supervisor.cli.whole_lines import WholeLines, line_of, patiently, printed, whole_line, write_folded
 from supervisor.errors import RequestFailed, UsageError
 from supervisor.logs import files as log_files
 from supervisor.logs import merge
@@ -261,11 +261,11 @@ async def _write(session: Session, writer: Writer, rows: list[LogLine], options:
 async def _follow(session: Session, selection: Selection, newest: int, sieve: Sieve, writer: Writer) -> None:
     """Write all bytes of the chosen files as lines."""
     whole = dataclasses.replace(selection, streams=files_of(selection.streams))
-    printer = Printer(session, sieve, overwrites=writer.is_terminal)
+    lines = WholeLines(sieve, overwrites=writer.is_terminal)
     async with aclosing(session.follow(whole, "begin", newest)) as chunks:
         async for chunk in chunks:
-            await _put_all(writer, printer.feed(chunk))
-        await _put_all(writer, printer.rest())
+            await _put_all(writer, printed(session, lines.feed(chunk)))
+        await _put_all(writer, printed(session, lines.rest()))
 
 
 # --- options

@@ -147,29 +147,15 @@ def _without_overwritten(half: bytes) -> bytes:
     return half[half.rstrip(b"\r").rfind(b"\r") + 1 :]
 
 
-class Printer:
-    """Turns chunks of many ranks into lines `node:rank| text`; `overwrites` as for WholeLines."""
-
-    def __init__(self, session: Session, sieve: Sieve | None = None, *, overwrites: bool = False) -> None:
-        self._session = session
-        self._lines = WholeLines(sieve, overwrites=overwrites)
-
-    def feed(self, chunk: Chunk) -> AsyncGenerator[bytes, None]:
-        """Yield the lines that are complete now."""
-        return self._printed(self._lines.feed(chunk))
-
-    def rest(self) -> AsyncGenerator[bytes, None]:
-        """Yield the unfinished lines at the end of the log."""
-        return self._printed(self._lines.rest())
-
-    async def _printed(self, pieces: list[Piece]) -> AsyncGenerator[bytes, None]:
-        for piece in pieces:
-            if not isinstance(piece, LongLine):
-                yield prefixed(*piece)
-                continue
-            async with aclosing(whole_line(patiently(self._session), piece.row())) as parts:
-                async for data in parts:
-                    yield data
+async def printed(session: Session, pieces: list[Piece]) -> AsyncGenerator[bytes, None]:
+    """Yield lines as they are printed, `node:rank| text`; a line over the limit is read from its node again."""
+    for piece in pieces:
+        if not isinstance(piece, LongLine):
+            yield prefixed(*piece)
+            continue
+        async with aclosing(whole_line(patiently(session), piece.row())) as parts:
+            async for data in parts:
+                yield data
 
 
 def prefixed(whose: LogKey, lines: bytes) -> bytes:

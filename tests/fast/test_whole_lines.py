@@ -19,7 +19,7 @@ from supervisor.cli import logs as printing
 from supervisor.cli import whole_lines
 from supervisor.cli.logs import parse_logs
 from supervisor.cli.output import Writer
-from supervisor.cli.whole_lines import LINE_LIMIT, LongLine, Piece, Printer, WholeLines, lines_of, prefixed
+from supervisor.cli.whole_lines import LINE_LIMIT, LongLine, Piece, WholeLines, lines_of, prefixed
 from supervisor.logs.fold import Fold, Folder
 from supervisor.logs.live import Chunk
 from supervisor.logs.rows import LogLine
@@ -172,13 +172,14 @@ def test_a_followed_log_goes_on_without_what_cannot_be_had(monkeypatch: pytest.M
     monkeypatch.setattr(whole_lines, "PATIENCE", 0.0)
     text = b"x" * (LINE_LIMIT + 1)
 
-    async def printed_by(printer: Printer) -> bytes:
-        pieces = [data async for data in printer.feed(chunk(text))]
-        pieces += [data async for data in printer.feed(chunk(b"\nnext\n", offset=len(text)))]
-        return b"".join(pieces)
-
     session = cast("Session", Disk(text, failure))
-    out = asyncio.run(printed_by(Printer(session)))
+    lines = WholeLines()
+
+    async def followed() -> bytes:
+        pieces = [*lines.feed(chunk(text)), *lines.feed(chunk(b"\nnext\n", offset=len(text)))]
+        return b"".join([data async for data in whole_lines.printed(session, pieces)])
+
+    out = asyncio.run(followed())
     said = f"n1:0| {'x' * CLIP} … {len(text) - CLIP} bytes of this line could not be read\nn1:0| next\n"
     assert out == said.encode()
 
