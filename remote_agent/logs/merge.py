@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Union
 
 from remote_agent.logs.index import MARK_GAP_NS
 from remote_agent.logs.records import Backwards, Forwards, Record
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
     from remote_agent.logs.logfile import LogFile
-    from remote_agent.logs.search import Hits
     from remote_agent.logs.selection import Wanted
 
 _INDEX_WAIT_S = 0.5
@@ -35,6 +34,32 @@ _LOOK_S = 0.5
 _LATEST_NS = 2**63 - 1
 
 _Source = Union[Backwards, Forwards]
+
+
+class Timed(Protocol):
+    """What has a place in time: a record, or a piece."""
+
+    @property
+    def t_ns(self) -> int:
+        """Return the time it is sorted by."""
+        ...
+
+
+Item = TypeVar("Item", bound=Timed, covariant=True)
+
+
+class Source(Protocol[Item]):
+    """What gives the items of one file by time."""
+
+    file: LogFile
+
+    def bound_ns(self) -> int | None:
+        """Return a lower bound of the next item's time; None: there is none."""
+        ...
+
+    def next(self) -> Item | None:
+        """Return the next item, or None."""
+        ...
 
 
 class _Heap:
@@ -87,24 +112,24 @@ class _Heap:
             heapq.heappush(self._heap, (sign * t_ns, sign * number, source, record))
 
 
-async def in_order(sources: Sequence[Forwards | Hits]) -> AsyncGenerator[tuple[LogFile, Record], None]:
-    """Yield the records of all sources by time; some have no rows."""
+async def in_order(sources: Sequence[Source[Item]]) -> AsyncGenerator[tuple[LogFile, Item], None]:
+    """Yield the items of all sources by time; some records have no rows."""
     breather = Breather()
-    heap: list[tuple[int, int, Record | None]] = []
+    heap: list[tuple[int, int, Item | None]] = []
     for number, source in enumerate(sources):
         bound_ns = source.bound_ns()
         if bound_ns is not None:
             heap.append((bound_ns, number, None))
     heapq.heapify(heap)
     while heap:
-        _, number, record = heap[0]
+        _, number, item = heap[0]
+        if item is not None:
+            yield sources[number].file, item
         following = sources[number].next()
         if following is None:
             heapq.heappop(heap)
         else:
             heapq.heapreplace(heap, (following.t_ns, number, following))
-        if record is not None:
-            yield sources[number].file, record
         if breather.is_due():
             await breather.breathe()
 

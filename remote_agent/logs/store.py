@@ -28,6 +28,8 @@ from remote_agent.text.patterns import compile_pattern
 from remote_agent.wire import Answer, Problem
 
 if TYPE_CHECKING:
+    from remote_agent.logs.merge import Source
+    from remote_agent.logs.records import Record
     from remote_agent.logs.selection import Generations
 
 MAX_READ = 1024 * 1024
@@ -269,7 +271,7 @@ class LogStore:
                 return known[file.key]
             return 0 if since_ns is None else file.index.lines_before(since_ns)
 
-        def open_source(file: LogFile, line: int, stop: int) -> following.Source:
+        def open_source(file: LogFile, line: int, stop: int) -> Source[Record]:
             if is_by_line:
                 return searching.Hits(file, query, line, stop)
             return Forwards(file, file.index.time_of(line), records, stop)
