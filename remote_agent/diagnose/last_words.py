@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 
-from remote_agent.diagnose.tracebacks import HEAD, Trace, find_traces, strip_tag
+from remote_agent.diagnose.tracebacks import HEAD, SUBJECT, Trace, find_traces, strip_tag
 from remote_agent.text.levels import ERROR, WARN, level_of
 from remote_agent.text.shapes import lines_of
 
@@ -58,8 +58,6 @@ _FATAL = re.compile(
     r"|\bFATAL\b|\b[Ff]atal\b.{0,20}\berror\b|\bLLVM ERROR\b"
 )
 # The dump that follows the reason.
-# asyncio prints the task below its message.
-_SUBJECT = re.compile(r"^(?:future|task|handle): <")
 _DUMP = re.compile(
     r"^(?:Fatal Python error: |Current thread|Thread 0x|goroutine \d+|stack backtrace:"
     r"|\*{3} (?:Aborted at|.*stack trace))"
@@ -224,7 +222,7 @@ def lines_in(lines: Sequence[str], traces: Iterable[Trace]) -> set[int]:
     numbers: set[int] = set()
     for each in traces:
         first = each.first_line - 1
-        numbers.update(range(first - int(first > 0 and _SUBJECT.match(lines[first]) is not None), each.last_line + 1))
+        numbers.update(range(first - int(first > 0 and SUBJECT.match(lines[first]) is not None), each.last_line + 1))
     return numbers
 
 

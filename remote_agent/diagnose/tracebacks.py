@@ -48,7 +48,7 @@ _BACKGROUND = (
 # Printed before the traceback of an exception that Python or its logging module only reports; the process continues.
 _UNRAISABLE = re.compile(r"^(?:Exception ignored |Error in (?:sys|atexit)\.|--- Logging error ---$)")
 # asyncio prints the task below its message.
-_SUBJECT = re.compile(r"^(?:future|task|handle): <")
+SUBJECT = re.compile(r"^(?:future|task|handle): <")
 # Used as the exception type where the text ends before the exception.
 TRUNCATED = "truncated traceback"
 # In a message of several lines: what announces the line below it, how many errors there are, names of things.
@@ -281,7 +281,7 @@ def _read_traceback(lines: list[str], start: int) -> tuple[Trace | None, int]:
     body = "\n".join(lines[start + headless : last + 1])
     before = _line_above(lines, start)
     link = before if before.startswith(_LINKS) else ""
-    intro = lines[start - 2].strip() if start > 1 and _SUBJECT.match(before) else before
+    intro = lines[start - 2].strip() if start > 1 and SUBJECT.match(before) else before
     background = next((name for pattern, name in _BACKGROUND if pattern.search(intro)), "")
     words = "\n".join(message)
     trace = Trace(exception["type"], words, tuple(frames), start, number, body, False, link, background)

@@ -143,8 +143,6 @@ class IncidentDocument(_Incident, total=False):
     restarts_at: Optional[IsoTime]
 
 
-read_incident = reader(IncidentDocument)
-
 # --- snapshots
 
 

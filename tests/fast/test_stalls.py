@@ -16,7 +16,8 @@ from remote_agent.diagnose.hang.loops import find_loops
 from remote_agent.diagnose.hang.stalls import Stall, find_stall, is_suspect, stall_incident
 from remote_agent.diagnose.incidents import incidents_in
 from remote_agent.engine.inspect.pulse import read_flight
-from remote_agent.wire.documents import read_incident
+from remote_agent.wire.documents import IncidentDocument
+from remote_agent.wire.gate import reader
 from supervisor.inventory import Inventory, JobDefaults
 from supervisor.session import Session
 from tests.fast.cases import DATA
@@ -111,7 +112,7 @@ def test_an_incident_has_who_waits_where_and_the_lines_at_which_the_missing_are(
     code = {"first": 8, "text": "def load():\n    ready.wait()"}
     found = stalled(waiting(5), came(4), waiting(5, "7"), waiting(5), r1={"source": code}, r0={"source": {}})
     reported: Any = stall_incident(found, JobContext(world_size=4)).to_json()
-    assert read_incident(reported)["missing"] == reported["missing"]
+    assert reader(IncidentDocument)(reported)["missing"] == reported["missing"]
     assert reported["missing"]["calls"] == [
         {"collective": "all_reduce", "seq": 5, "group": "0", "ranks": [0, 3]},
         {"collective": "all_reduce", "seq": 5, "group": "7", "ranks": [2]},

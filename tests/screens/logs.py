@@ -154,7 +154,7 @@ def shown(feed: MergedFeed | RankFeed) -> list[tuple[str, int]]:
 
 def texts(feed: MergedFeed | RankFeed) -> list[bytes]:
     rows = [feed.row(index) for index in range(feed.count)]
-    return [row.raw for row in rows if row is not None]
+    return [row.text for row in rows if row is not None]
 
 
 def yes() -> bool:

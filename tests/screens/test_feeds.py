@@ -423,10 +423,10 @@ async def test_a_flood_is_asked_for_once_a_look(monkeypatch: pytest.MonkeyPatch)
         calls.append([after_ns is not None for after_ns in asked])
         last = feed.row(feed.count - 1)
         assert last is not None
-        assert last.raw.startswith(b"step %d " % steps[-1])
+        assert last.text.startswith(b"step %d " % steps[-1])
     assert calls == [[True, False], [False], [False], [False], [True]]
     rows = [feed.row(at) for at in range(1, feed.count)]
-    assert [row.raw.split()[1] for row in rows if row and row.who][-6:] == [b"%d" % at for at in range(117, 123)]
+    assert [row.text.split()[1] for row in rows if row and row.who][-6:] == [b"%d" % at for at in range(117, 123)]
 
 
 Made = Callable[[Source, Selection], MergedFeed]

@@ -406,5 +406,5 @@ async def test_the_keys_of_a_log_in_a_replay(tmp_path: Path) -> None:
         assert "arrived 20" in await press(app, pilot, "enter")
         await press(app, pilot, "escape", "S", "enter")
         (path,) = tmp_path.glob("*.log")
-        assert ansi.plain(row.raw) in path.read_text()
+        assert ansi.plain(row.text) in path.read_text()
         assert "cannot run a pager" in await press(app, pilot, "o")

@@ -91,7 +91,7 @@ async def test_lines_of_a_node_that_is_back_move_nothing(keys: tuple[str, ...]) 
         await until(app, pilot, lambda: "without n2" not in text_of(app))
         after = log.rows_here()
         assert after[third] == before[third], "what is read stays where it is"
-        assert after[third + 1].raw == b"there %d" % before[third].line
+        assert after[third + 1].text == b"there %d" % before[third].line
         assert not log.follow
 
 

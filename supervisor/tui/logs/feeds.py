@@ -252,7 +252,7 @@ class RankFeed(Feed):
             self._keep(entry, raw)
         while len(self._pages) > PAGES_KEPT or (self._bytes > BYTES_KEPT and len(self._pages) * PAGE > LEAST_KEPT):
             _, page = self._pages.popitem(last=False)
-            self._bytes -= sum(len(row.raw) for row in page.values())
+            self._bytes -= sum(len(row.text) for row in page.values())
         return answer
 
     def _keep(self, entry: dict[str, Any], raw: bytes) -> None:
@@ -268,4 +268,4 @@ class RankFeed(Feed):
 
     def _forget(self, number: int) -> None:
         old = self._pages.get(number // PAGE, {}).pop(number, None)
-        self._bytes -= len(old.raw) if old is not None else 0
+        self._bytes -= len(old.text) if old is not None else 0

@@ -355,9 +355,9 @@ class MergedFeed(Feed):
                     fresh.append(row)
             elif row.t_ns > old.t_ns + ANEW_NS:
                 fresh.append(row)
-            elif old.raw != row.raw:
-                self._rows[row.key] = dataclasses.replace(old, level=row.level, raw=row.raw)
-                self._bytes += len(row.raw) - len(old.raw)
+            elif old.text != row.text:
+                self._rows[row.key] = dataclasses.replace(old, level=row.level, text=row.text)
+                self._bytes += len(row.text) - len(old.text)
         return fresh
 
     def _note_absent(self, page: Page) -> None:
@@ -366,11 +366,11 @@ class MergedFeed(Feed):
     def _hold(self, rows: Iterable[LogRow]) -> None:
         for row in rows:
             self._rows[row.key] = row
-            self._bytes += len(row.raw)
+            self._bytes += len(row.text)
 
     def _drop(self, keys: Iterable[LineKey]) -> None:
         for key in keys:
-            self._bytes -= len(self._rows.pop(key).raw)
+            self._bytes -= len(self._rows.pop(key).text)
 
     def _within_bounds(self, keys: Iterable[LineKey]) -> int:
         """Return how many rows may stay when the others are dropped from the far end."""
@@ -378,7 +378,7 @@ class MergedFeed(Feed):
             return len(self._order)
         size = 0
         for number, key in enumerate(keys):
-            size += len(self._rows[key].raw)
+            size += len(self._rows[key].text)
             if number >= MERGED_KEPT or (size > BYTES_KEPT and number >= LEAST_KEPT):
                 return number
         return len(self._order)

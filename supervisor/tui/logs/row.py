@@ -28,7 +28,7 @@ class LogRow:
     line: int
     t_ns: int
     level: str
-    raw: bytes
+    text: bytes
     who: str = ""
     """The ranks that it stands for, in words, if they are several."""
     fold: Fold[LogRow] | None = None
@@ -42,11 +42,6 @@ class LogRow:
     def shown_ns(self) -> int:
         """The time that is shown, by which the lines of a view are sorted."""
         return self.stands_ns or self.t_ns
-
-    @property
-    def text(self) -> bytes:
-        """The text by which lines are folded."""
-        return self.raw
 
     def is_at(self, key: LineKey | None) -> bool:
         """Whether this is the line, or stands for it."""

@@ -55,18 +55,11 @@ class VirtualLog(FeedView):
         """The pattern that is highlighted."""
         self.show_time = True
         self.show_source = True
+        """Whether each line begins with its node and rank."""
         self.source_width = 8
         self.waiting_text = "waiting for output"
 
     # --- what is shown
-
-    def highlight(self, pattern: re.Pattern[str] | None) -> None:
-        """Highlight the matches of a pattern from the next drawing on."""
-        self.pattern = pattern
-
-    def set_source(self, *, visible: bool) -> None:
-        """Show or hide node and rank from the next drawing on."""
-        self.show_source = visible
 
     def show_marks(self, marks: frozenset[LineKey]) -> None:
         """Show these bookmarks."""
@@ -113,10 +106,10 @@ class VirtualLog(FeedView):
         return max(1, self.line_width - before)
 
     def _text(self, row: LogRow) -> Row:
-        text = ansi.spans(row.raw, {"error": "log-error", "warn": "log-warn"}.get(row.level, "text"))
+        text = ansi.spans(row.text, {"error": "log-error", "warn": "log-warn"}.get(row.level, "text"))
         spans = text if self.pattern is None else ansi.highlight(text, self.pattern)
         if row.cut or row_width(text) >= ansi.MAX_CELLS:
-            missing = row.cut + max(0, len(row.raw) - len(text_of(text).encode()))
+            missing = row.cut + max(0, len(row.text) - len(text_of(text).encode()))
             return (*spans, (f"{self.glyphs.more} +{size_text(missing)}", "dim")) if missing else spans
         return spans
 
@@ -180,7 +173,7 @@ class VirtualLog(FeedView):
         self.post_message(self.Changed())
 
     def _longest(self) -> int:
-        return max((row_width(ansi.spans(row.raw)) for row in self.rows_here()), default=0)
+        return max((row_width(ansi.spans(row.text)) for row in self.rows_here()), default=0)
 
 
 def position(log: VirtualLog) -> Row:

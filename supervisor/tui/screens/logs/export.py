@@ -242,7 +242,7 @@ def _alone(row: LogRow) -> RecordDetail:
     """A record of this line only, until the others are loaded."""
     return RecordDetail(
         [f"line {row.line + 1:,} of {_file(row)}", f"arrived {values.date_ns(row.t_ns, millis=True)}"],
-        ansi.plain(row.raw),
+        ansi.plain(row.text),
     )
 
 
@@ -331,7 +331,7 @@ class LogExport:
         """Show the whole record of the line that is read."""
         row = self._shown.row_read()
         if row is not None and row.fold is not None:
-            lines = (f"{each.node} r{each.rank}  {ansi.plain(each.raw)}" for each in row.fold.rows)
+            lines = (f"{each.node} r{each.rank}  {ansi.plain(each.text)}" for each in row.fold.rows)
             title = f"{count(len(row.fold.records), 'rank')} alike  {values.clock_ns(row.t_ns)}"
             self._shell.push_screen(TextDialog(title, "\n".join(lines)))
         elif row is not None:

@@ -101,7 +101,7 @@ class LogsScreen(LiveScreen):
     def copied_text(self) -> str:
         """The line that is read, in full."""
         row = self.shown.row_read()
-        return ansi.plain(row.raw) if row is not None else ""
+        return ansi.plain(row.text) if row is not None else ""
 
     def _opened(self) -> None:
         self.search.end()

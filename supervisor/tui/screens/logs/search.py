@@ -112,7 +112,7 @@ class LogSearch:
         """End the search; return whether there was one."""
         was_searching, view = self.finder is not None, self._view
         self.finder, self._steps = None, ()
-        view.highlight(None)
+        view.pattern = None
         view.workers.cancel_group(view, "find")
         self._show_bookmarks()
         return was_searching
@@ -165,7 +165,7 @@ class LogSearch:
 
     def _begin(self, finder: Finder, direction: int, around: int, near_ns: int | None) -> None:
         self.finder, self._steps = finder, ()
-        self._view.highlight(finder.pattern)
+        self._view.pattern = finder.pattern
         work = functools.partial(finder.run, lambda: self._found(finder, direction), around, near_ns)
         # As a function: a coroutine object would never be awaited if the next search cancels the worker first.
         self._view.run_worker(work, group="find", exclusive=True)  # type: ignore[arg-type]

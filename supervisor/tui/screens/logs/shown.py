@@ -93,7 +93,7 @@ class ShownLog:
             selection = Selection(which, ranks, self.streams, nodes, self.filter)
             feed = (FoldedFeed if self.folded else MergedFeed)(self._shell.source, selection)
         is_merged = feed.file is None
-        self.view.set_source(visible=is_merged)
+        self.view.show_source = is_merged
         self.view.open(feed, every_s=MERGED_EVERY_S if is_merged else 0.0)
         self._shell.look_again()
         self._opened()
