@@ -21,13 +21,16 @@ def read_number(digits: str) -> int:
 
 def ranges(numbers: Iterable[int]) -> str:
     """Return `0-2,5` for 0, 1, 2, 5."""
-    runs: list[list[int]] = []
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs(numbers))
+
+
+def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Return the first and the last of consecutive numbers: (0, 2), (5, 5) for 0, 1, 2, 5."""
+    found: list[tuple[int, int]] = []
     for number in sorted(set(numbers)):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+        first = found.pop()[0] if found and number == found[-1][1] + 1 else number
+        found.append((first, number))
+    return found
 
 
 def name_ranks(ranks: Sequence[int]) -> str:

@@ -309,10 +309,10 @@ async def _answer(process: asyncssh.SSHServerProcess[bytes], child: asyncio.subp
     """Copy bytes in both directions until the command closes its outputs, then send its exit code."""
     if child.stdin is None or child.stdout is None or child.stderr is None:
         raise RuntimeError("the command was started without pipes")
-    copying = asyncio.ensure_future(_copy_in(process.stdin, child.stdin))
+    copying = asyncio.ensure_future(_copy(process.stdin, child.stdin))
     outputs = [
-        asyncio.ensure_future(_copy_out(child.stdout, process.stdout)),
-        asyncio.ensure_future(_copy_out(child.stderr, process.stderr)),
+        asyncio.ensure_future(_copy(child.stdout, process.stdout)),
+        asyncio.ensure_future(_copy(child.stderr, process.stderr)),
     ]
     try:
         await asyncio.gather(*outputs)
@@ -327,7 +327,9 @@ async def _answer(process: asyncssh.SSHServerProcess[bytes], child: asyncio.subp
         process.exit_with_signal(signal.Signals(-status).name.removeprefix("SIG"))
 
 
-async def _copy_in(source: asyncssh.SSHReader[bytes], target: asyncio.StreamWriter) -> None:
+async def _copy(
+    source: asyncssh.SSHReader[bytes] | asyncio.StreamReader, target: asyncio.StreamWriter | asyncssh.SSHWriter[bytes]
+) -> None:
     try:
         while chunk := await source.read(_CHUNK):
             target.write(chunk)
@@ -335,16 +337,9 @@ async def _copy_in(source: asyncssh.SSHReader[bytes], target: asyncio.StreamWrit
     except (OSError, asyncssh.Error):
         log.debug("the command or its client stopped listening")
     finally:
-        target.close()
-
-
-async def _copy_out(source: asyncio.StreamReader, target: asyncssh.SSHWriter[bytes]) -> None:
-    try:
-        while chunk := await source.read(_CHUNK):
-            target.write(chunk)
-            await target.drain()
-    except (OSError, asyncssh.Error):
-        log.debug("the client stopped listening")
+        if isinstance(target, asyncio.StreamWriter):
+            # The command reads to the end of its input.
+            target.close()
 
 
 async def _end_group(child: asyncio.subprocess.Process) -> None:

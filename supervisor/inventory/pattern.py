@@ -10,6 +10,8 @@ import itertools
 import re
 from collections.abc import Iterable
 
+from remote_agent.text.names import runs
+
 # The limit for one pattern, and for an inventory: a typing error such as n[1-10000000] must not use up the memory.
 MAX_NAMES = 4096
 # No name of a host is longer.
@@ -107,7 +109,7 @@ def fold(names: Iterable[str]) -> str:
             before, after = _around(one)
             width = len(one[1]) if (before, after, len(one[1])) in padded else 0
             groups.setdefault((before, width, after), []).append(int(one[1]))
-    groups_as_text = [_fold_group(*key, sorted(set(numbers))) for key, numbers in groups.items()]
+    groups_as_text = [_fold_group(*key, set(numbers)) for key, numbers in groups.items()]
     return ",".join([*groups_as_text, *(name for name, one in parsed.items() if one is None)])
 
 
@@ -116,12 +118,7 @@ def _around(number: re.Match[str]) -> tuple[str, str]:
     return number.string[: number.start()], number[2]
 
 
-def _fold_group(before: str, width: int, after: str, numbers: list[int]) -> str:
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    texts = [str(a).zfill(width) if a == b else f"{str(a).zfill(width)}-{str(b).zfill(width)}" for a, b in runs]
+def _fold_group(before: str, width: int, after: str, numbers: set[int]) -> str:
+    ends = [(str(first).zfill(width), str(last).zfill(width)) for first, last in runs(numbers)]
+    texts = [first if first == last else f"{first}-{last}" for first, last in ends]
     return f"{before}{texts[0]}{after}" if len(numbers) == 1 else f"{before}[{','.join(texts)}]{after}"

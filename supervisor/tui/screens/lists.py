@@ -5,7 +5,7 @@ In: snapshots. Out: a selection.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from textual import on
 
@@ -31,21 +31,36 @@ if TYPE_CHECKING:
     from supervisor.tui.widgets.tables import LaidOut
 
 
-class NodesScreen(LiveScreen):
-    """Every node, those that need a look first, with the reason of their state in full."""
+class _ListScreen(LiveScreen):
+    """A list, and all about its selected row, with the history of it."""
 
-    NAME = "nodes"
     HAS_TABLES = True
+    TABLE: ClassVar[type[NodeTable | RankTable]]
 
     def body(self) -> Iterable[Widget]:
-        """A table, and all about the selected node."""
-        yield NodeTable("nodes")
+        """A table, a page, and charts."""
+        yield self.TABLE(self.NAME)
         yield DetailPane("detail")
         yield ChartView("chart")
 
     def on_mount(self) -> None:
-        """Prepare for the history of the selected node."""
+        """Prepare for the history."""
         self._past = Past(self.shell)
+
+    @on(Picker.Moved)
+    def _moved(self) -> None:
+        self._show_detail(self.shell.snapshot)
+
+    def _show_detail(self, snapshot: Snapshot) -> None:
+        """Show the page and the charts of the selected row."""
+        raise NotImplementedError
+
+
+class NodesScreen(_ListScreen):
+    """Every node, those that need a look first, with the reason of their state in full."""
+
+    NAME = "nodes"
+    TABLE = NodeTable
 
     def tick(self, snapshot: Snapshot, age_s: float, changed: bool) -> None:
         """Keep the history of the selected node new."""
@@ -71,10 +86,6 @@ class NodesScreen(LiveScreen):
             problems_only=memory.problems_only,
         )
         self._show_detail(snapshot)
-
-    @on(Picker.Moved)
-    def _moved(self) -> None:
-        self._show_detail(self.shell.snapshot)
 
     def _show_detail(self, snapshot: Snapshot) -> None:
         node = snapshot.nodes_by_name.get(self.selection().node or "")
@@ -112,22 +123,13 @@ def room_below(table: LaidOut, lines: int, screen_height: int) -> int:
 BESIDE: Final = ("all", "marked", "none")
 
 
-class RanksScreen(LiveScreen):
+class RanksScreen(_ListScreen):
     """Every rank, and all about the selected one, beside the others."""
 
     NAME = "ranks"
-    HAS_TABLES = True
-
-    def body(self) -> Iterable[Widget]:
-        """A table, a page, and charts."""
-        yield RankTable("ranks")
-        yield DetailPane("detail")
-        yield ChartView("chart")
-
-    def on_mount(self) -> None:
-        """Prepare for the history of the ranks."""
-        self._past = Past(self.shell)
-        self._beside = BESIDE[0]
+    TABLE = RankTable
+    _beside = BESIDE[0]
+    """What the charts are compared with."""
 
     def tick(self, snapshot: Snapshot, age_s: float, changed: bool) -> None:
         """Keep the history of the selected rank, and of those beside it, new."""
@@ -163,10 +165,6 @@ class RanksScreen(LiveScreen):
         memory = self.shell.preferences
         self.query_one(RankTable).show_ranks(snapshot, set(memory.ranks), memory.problems_only)
         self._show_detail(snapshot)
-
-    @on(Picker.Moved)
-    def _moved(self) -> None:
-        self._show_detail(self.shell.snapshot)
 
     def _show_detail(self, snapshot: Snapshot) -> None:
         rank = snapshot.rank(self.selection().rank or 0)

@@ -68,6 +68,11 @@ class LaidOut(Picker):
         selected = matching(items, columns, self.needle) if self.needle else items
         return self.order.sorted(selected, columns)
 
+    def lay_out(self, columns: Sequence[Column[Any]]) -> None:
+        """Lay out these columns."""
+        self.table = Table(columns, self.line_width, self.glyphs)
+        self.head = self.table.head(self.order)
+
     def filter_by(self, needle: str) -> None:
         """Show only the rows of which a cell has this text; all with ""."""
         self.needle = needle
@@ -120,15 +125,14 @@ class NodeTable(LaidOut):
         glyphs = min(RANKS_WIDTH, max(5, widest)) if with_ranks and widest else 0
         vitals = node_vitals(nodes, self.glyphs)
         columns = node_columns(self.glyphs, snapshot.stale, glyphs, name_width(nodes), vitals)
-        table = Table(_without_empty(columns, nodes) if vitals else columns, self.line_width, self.glyphs)
         rows = self.chosen(nodes, columns)
-        self.table, self.head = table, table.head(self.order)
+        self.lay_out(_without_empty(columns, nodes) if vitals else columns)
         self.heading = f"nodes ({len(nodes)}), worst first" if worst_first and not self.order.column else "nodes"
         self.show_filter(problems_only)
         self.note = legend(self.glyphs, snapshot.ranks) if with_ranks and not snapshot.stale else ()
         self.show(
             [node.name for node in rows],
-            lambda index: table.row(rows[index], faded=snapshot.stale, marked=rows[index].name in marked),
+            lambda index: self.table.row(rows[index], faded=snapshot.stale, marked=rows[index].name in marked),
         )
 
 
@@ -146,12 +150,11 @@ class RankTable(LaidOut):
         self.show_filter(problems_only)
         vitals = rank_vitals(ranks)
         columns = rank_columns(self.glyphs, snapshot.stale, name_width(snapshot.nodes), vitals)
-        table = Table(_without_empty(columns, ranks) if vitals else columns, self.line_width, self.glyphs)
         rows = self.chosen(ranks, columns)
-        self.table, self.head = table, table.head(self.order)
+        self.lay_out(_without_empty(columns, ranks) if vitals else columns)
         self.show(
             [rank.rank for rank in rows],
-            lambda index: table.row(rows[index], faded=snapshot.stale, marked=rows[index].rank in marked),
+            lambda index: self.table.row(rows[index], faded=snapshot.stale, marked=rows[index].rank in marked),
         )
 
 
