@@ -92,15 +92,21 @@ class ActionDialogs:
     def open_menu(self, target: Target) -> None:
         """Show the actions, each with its target."""
 
+        actions_by_id = {action.id: action for action in offered(self._shell.config.commands)}
+
         def items() -> list[MenuItem]:
-            return [self._item(action, target) for action in offered(self._shell.config.commands)]
+            return [self._item(action, target) for action in actions_by_id.values()]
+
+        self._pick(f"actions on {self._name(target)}", items, lambda name: self.begin(actions_by_id[name], target))
+
+    def _pick(self, title: str, items: Callable[[], list[MenuItem]], use: Callable[[str], None]) -> None:
+        """Show a menu, and use the name of the item that is chosen, if one is."""
 
         def chosen(name: str | None) -> None:
-            action = next((action for action in offered(self._shell.config.commands) if action.id == name), None)
-            if action is not None:
-                self.begin(action, target)
+            if name is not None:
+                use(name)
 
-        self._shell.push_screen(Menu(f"actions on {self._name(target)}", items), chosen)
+        self._shell.push_screen(Menu(title, items), chosen)
 
     def _item(self, action: Action, target: Target) -> MenuItem:
         snapshot = self._shell.snapshot
@@ -285,11 +291,7 @@ class ActionDialogs:
             rows = self._candidates(action)
             return [MenuItem(row.name, "", row.name, f"{row.look.word}  {row.why}".strip()) for row in rows]
 
-        def chosen(name: str | None) -> None:
-            if name is not None:
-                self._confirm(action, (name,))
-
-        self._shell.push_screen(Menu(f"{action.label}: which node?", items), chosen)
+        self._pick(f"{action.label}: which node?", items, lambda name: self._confirm(action, (name,)))
 
     def _choose_snapshot(self, action: Action) -> None:
         if not self._shell.source.status.get("snapshots"):
@@ -300,26 +302,21 @@ class ActionDialogs:
             kept = self._shell.source.status.get("snapshots") or ()
             return [MenuItem(one["id"], "", *snapshot_words(one)) for one in reversed(kept)]
 
-        def chosen(name: str | None) -> None:
-            if name is not None:
-                label = next((item.label for item in items() if item.id == name), name)
-                args = (("snapshot", name),)
-                self._confirm(dataclasses.replace(action, label=f"{action.label} to {label}", args=args), ())
+        def chosen(name: str) -> None:
+            label = next((item.label for item in items() if item.id == name), name)
+            args = (("snapshot", name),)
+            self._confirm(dataclasses.replace(action, label=f"{action.label} to {label}", args=args), ())
 
-        self._shell.push_screen(Menu(f"{action.label}: to which snapshot?", items), chosen)
+        self._pick(f"{action.label}: to which snapshot?", items, chosen)
 
     def _choose_value(self, action: Action) -> None:
         items = [MenuItem(choice.id, choice.key, choice.label, choice.help) for choice in action.choices]
-
-        def chosen(name: str | None) -> None:
-            choice = next((choice for choice in action.choices if choice.id == name), None)
-            if choice is not None:
-                self._ask_when(dataclasses.replace(action, label=f"{action.label} {choice.label}"), choice)
-
-        self._shell.push_screen(Menu(f"{action.label}: which level?", lambda: items), chosen)
+        choices = {choice.id: choice for choice in action.choices}
+        self._pick(f"{action.label}: which level?", lambda: items, lambda name: self._ask_when(action, choices[name]))
 
     def _ask_when(self, action: Action, choice: actions.Choice) -> None:
         """Ask whether to set a value for the next restart, or to restart the group with it now."""
+        action = dataclasses.replace(action, label=f"{action.label} {choice.label}")
         snapshot, status = self._shell.snapshot, self._shell.source.status
         facts = [
             ("Target", f"job {snapshot.job}"),
@@ -374,18 +371,12 @@ class ActionDialogs:
         if action.confirm:
             self._choose_signal(action, target)
             return
-        choices = self._rank_sets(target)
-        if len(choices) == 1:
-            self._apply(action, choices[0])
+        sets = {ranks.key: ranks for ranks in self._rank_sets(target)}
+        if len(sets) == 1:
+            self._apply(action, *sets.values())
             return
-
-        def chosen(key: str | None) -> None:
-            ranks = next((ranks for ranks in choices if ranks.key == key), None)
-            if ranks is not None:
-                self._apply(action, ranks)
-
-        items = [MenuItem(ranks.key, ranks.key, ranks.label, ranges(ranks.ranks)) for ranks in choices]
-        self._shell.push_screen(Menu(f"{action.label}: which ranks?", lambda: items), chosen)
+        items = [MenuItem(key, key, ranks.label, ranges(ranks.ranks)) for key, ranks in sets.items()]
+        self._pick(f"{action.label}: which ranks?", lambda: items, lambda key: self._apply(action, sets[key]))
 
     def _marked_ranks(self) -> list[int]:
         return [rank for rank in self._shell.preferences.ranks if self._shell.snapshot.rank(rank) is not None]
@@ -415,16 +406,15 @@ class ActionDialogs:
             self._warn(f"{action.label}: select or mark a rank")
             return
 
-        def chosen(name: str | None) -> None:
-            if name is not None:
-                args = (("ranks", ranks), ("signal", name))
-                effect = next(effect for signal, _, effect in SIGNALS if signal == name)
-                impact = f"sends the signal to the process of rank {{who}} only; {effect}"
-                request = dataclasses.replace(action, label=f"Send {name} to rank", args=args, impact=impact)
-                self._confirm(request, tuple(str(rank) for rank in ranks))
+        def chosen(name: str) -> None:
+            args = (("ranks", ranks), ("signal", name))
+            effect = next(effect for signal, _, effect in SIGNALS if signal == name)
+            impact = f"sends the signal to the process of rank {{who}} only; {effect}"
+            request = dataclasses.replace(action, label=f"Send {name} to rank", args=args, impact=impact)
+            self._confirm(request, tuple(str(rank) for rank in ranks))
 
         items = [MenuItem(name, name[0], name, note) for name, note, _ in SIGNALS]
-        self._shell.push_screen(Menu(f"signal to rank {', '.join(map(str, ranks))}", lambda: items), chosen)
+        self._pick(f"signal to rank {', '.join(map(str, ranks))}", lambda: items, chosen)
 
     # --- the request
 
