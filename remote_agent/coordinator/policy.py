@@ -51,7 +51,8 @@ def after_stop(turn: Turn) -> None:
         report_last_output(turn, output)
     turn.set(preliminary=None, last_output=())
     _close(turn)
-    for name in sorted(turn.state.leaving, key=lambda name: name == turn.state.me):
+    leaving = [name for name in state.nodes if name in turn.state.leaving]
+    for name in sorted(leaving, key=lambda name: name == state.me):
         if name == turn.state.me and successor(turn.state) is None:
             # The others may be back in a moment.
             turn.warn(name, None, "removal", f"{name} is removed once another node can take over as coordinator")

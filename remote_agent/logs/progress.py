@@ -307,7 +307,8 @@ def _not_finite(data: bytes) -> str:
                 break
             begin = max(0, data.rfind(b"\n", 0, stop) + 1, stop - _NAME_BYTES)
             match = _NOT_FINITE.search(data, begin, min(len(data), stop + _BEFORE))
-            if match is not None:
+            # A word at the very end may go on with the next bytes, and is read again then.
+            if match is not None and match.end() < len(data):
                 return f"{match['name'].decode(errors='replace')} is {match['value'].decode().lower()}"
     return ""
 

@@ -310,6 +310,28 @@ Step: 4"""
     assert heads == [b"epoch 1", first, b"epoch 2", b"[rank1]: " + first, b"Step: 4"]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "loss: information follows\nstep 118 of 200 loss 0.5\nstep 119 of 200 loss 0.4\nstep 120 of 200 loss inf\n",
+        "step 9/200 loss=0.5\nstep 10/200 loss=0.4\nstep 100/200 loss=nan\n",
+        "\r 50%|█████     | 50/100 [00:05<00:05,  9.9it/s]\r 51%|█████1    | 51/100 [00:05<00:05,  9.9it/s]\nnanobots: 3\n",
+    ],
+)
+def test_progress_does_not_depend_on_where_a_read_ends(text: str) -> None:
+    data = text.encode()
+
+    def read(*pieces: bytes) -> tuple[object, ...]:
+        reader = StepReader()
+        for piece in pieces:
+            reader.feed("stdout", piece, 1)
+        return reader.step, reader.total, reader.warning
+
+    whole = read(data)
+    found = {cut: read(data[:cut], data[cut:]) for cut in range(len(data))}
+    assert {cut: one for cut, one in found.items() if one != whole} == {}
+
+
 def seen(pieces: Iterable[bytes], stream: str = "stdout") -> dict[str, Any]:
     """What is read of a text that comes in these pieces."""
     reader = StepReader()
