@@ -315,7 +315,7 @@ Step: 4"""
     [
         "loss: information follows\nstep 118 of 200 loss 0.5\nstep 119 of 200 loss 0.4\nstep 120 of 200 loss inf\n",
         "step 9/200 loss=0.5\nstep 10/200 loss=0.4\nstep 100/200 loss=nan\n",
-        "\r 50%|█████     | 50/100 [00:05<00:05,  9.9it/s]\r 51%|█████1    | 51/100 [00:05<00:05,  9.9it/s]\nnanobots: 3\n",
+        "\r 50%|███  | 50/100 [00:05<00:05,  9.9it/s]\r 51%|███1 | 51/100 [00:05<00:05,  9.9it/s]\nnanobots: 3\n",
     ],
 )
 def test_progress_does_not_depend_on_where_a_read_ends(text: str) -> None:

@@ -22,7 +22,8 @@ import pytest
 
 from remote_agent.agent.background import Background
 from remote_agent.agent.file_requests import JobRequests
-from remote_agent.agent.snapshot_keeper import SENT_BYTES, SnapshotKeeper
+from remote_agent.agent.snapshot_copies import SENT_BYTES
+from remote_agent.agent.snapshot_keeper import SnapshotKeeper
 from remote_agent.base.paths import Home
 from remote_agent.base.tasks import Tasks
 from remote_agent.election.peers import PeerUnreachable
@@ -554,9 +555,9 @@ async def test_kept_snapshots_are_offered_again(tmp_path: Path) -> None:
         await made.hold()
         others.asked.clear()
         for _ in range(2):
-            await made._send_copies()
+            await made.copies.send()
         made.begin_group()
-        await made._send_copies()
+        await made.copies.send()
         return others.asked
 
     # Its own goes to the next node; once that has it, nobody is asked until another group begins.
@@ -578,23 +579,23 @@ async def test_a_damaged_content_is_taken_from_the_next_node_that_has_it(tmp_pat
             raise Problem("bad_piece", "a copy of a snapshot arrived damaged")
         return source
 
-    made._pull = pull  # type: ignore[method-assign]
-    assert await made._obtain({**source.head(), "holders": ["n2", "n3"]}) == (source, "n3")
+    made.copies.pull = pull  # type: ignore[method-assign]
+    assert await made.copies.obtain({**source.head(), "holders": ["n2", "n3"]}) == (source, "n3")
 
 
 class Link:
     """A connection to another keeper, without a network."""
 
-    def __init__(self, other: SnapshotKeeper) -> None:
-        self.other = other
+    def __init__(self, other: SnapshotKeeper, own: str = "n1") -> None:
+        self.other, self.own = other, own
 
     async def call(self, op: str, args: Any, timeout: float) -> Answer:
-        answer = await self.other.requests[op]("n1", None, args)
+        answer = await self.other.requests[op](self.own, None, args)
         assert isinstance(answer, Answer)
         return answer
 
     async def stream(self, op: str, args: Any) -> Items:
-        items = await self.other.requests[op]("n1", None, args)
+        items = await self.other.requests[op](self.own, None, args)
         assert not isinstance(items, Answer)
         async for item in items:
             yield item
@@ -627,7 +628,7 @@ def linked(made: SnapshotKeeper, other: SnapshotKeeper, *, pieces: int = 99) -> 
         made._store.receive(sha, here, bodies(), lambda: False)
 
     made._background.connected = connected  # type: ignore[method-assign, assignment]
-    made._receive = receive  # type: ignore[method-assign]
+    made.copies.receive = receive  # type: ignore[method-assign]
     return offsets
 
 
@@ -646,7 +647,7 @@ async def test_a_copy_goes_on_after_its_link_was_cut(tmp_path: Path) -> None:
     made, said, other, head = await two_keepers(tmp_path)
     offsets = linked(made, other, pieces=1)
     for _ in range(3):
-        await made._take("n2", head["id"])
+        await made.copies.take("n2", head["id"])
         # A part of it is never handed out.
         assert made.heads() in ([], [head])
     assert offsets == [0, SENT_BYTES, 2 * SENT_BYTES]
@@ -658,17 +659,18 @@ async def test_what_is_saved_again_is_as_new_as_that(tmp_path: Path) -> None:
     """After `restart --from`, a script that saves the same again must not lose it with its node."""
     made, said, other, head = await two_keepers(tmp_path)
     offsets = linked(made, other)
-    await made._take("n2", head["id"])
+    await made.copies.take("n2", head["id"])
     place = tmp_path / "b/work/snapshot.pt"
     later_ns = head["time_ns"] + 10**9
     os.utime(place, ns=(later_ns, later_ns))
     (again,) = await other.hold()
     assert (again["id"], again["time_ns"]) == (head["id"], later_ns)
-    made._tasks = Tasks()
-    answer = await made._on_offer("n2", None, {"id": again["id"], "time_ns": later_ns})
-    await asyncio.gather(*made._arriving.values())
-    after = await made._on_offer("n2", None, {"id": again["id"], "time_ns": later_ns})
-    await made._tasks.close()
+    tasks = Tasks()
+    made.copies.start(tasks)
+    answer = await Link(made, "n2").call("snapshot_offer", {"id": again["id"], "time_ns": later_ns}, 0)
+    await asyncio.gather(*made.copies.arriving.values())
+    after = await Link(made, "n2").call("snapshot_offer", {"id": again["id"], "time_ns": later_ns}, 0)
+    await tasks.close()
     assert (answer.data, after.data) == ({"arrives": True}, {"has": True})
     assert made.heads() == [again]
     assert (offsets, said) == ([0], []), "its content is there already"
@@ -689,7 +691,7 @@ async def test_a_full_disk_costs_no_older_copy(tmp_path: Path, monkeypatch: pyte
         os.write(fd, piece)
 
     monkeypatch.setattr("remote_agent.snapshots.store._write", write)
-    await made._take("n2", head["id"])
+    await made.copies.take("n2", head["id"])
     (notice,) = said
     assert notice["kind"] == "snapshot_not_kept"
     assert notice["message"].startswith("a copy of a snapshot of n2 is not kept here: ")
@@ -697,7 +699,7 @@ async def test_a_full_disk_costs_no_older_copy(tmp_path: Path, monkeypatch: pyte
     assert made.heads() == [older.head()]
     assert not list((tmp_path / "a/home").rglob("*.part"))
     # The node that has it asks another one.
-    answer = await made._on_offer("n2", None, {"id": head["id"]})
+    answer = await Link(made, "n2").call("snapshot_offer", {"id": head["id"]}, 0)
     assert "No space left" in answer.data["refused"]
 
 
