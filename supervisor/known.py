@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from remote_agent.wire import JOB_NAME
 from supervisor import paths
@@ -47,7 +47,7 @@ def recall() -> list[Known]:
     return [one for one in known if one is not None and (one.words[:1] != "/" or os.path.exists(one.words))]
 
 
-def note(inventory: Inventory, jobs: Sequence[Mapping[str, Any]] = (), *, complete: bool = False) -> None:
+def note(inventory: Inventory, jobs: Sequence[Mapping[str, object]] = (), *, complete: bool = False) -> None:
     """Keep an inventory and its jobs (documents with job, state, world_size), newest first; `complete`: no others."""
     if inventory.words is None:
         return
@@ -73,7 +73,7 @@ def _read(path: Path) -> Known | None:
     return Known(data["words"], tuple(one for one in jobs if one is not None))
 
 
-def _job(data: Mapping[str, Any], before: KnownJob | None) -> KnownJob | None:
+def _job(data: Mapping[str, object], before: KnownJob | None) -> KnownJob | None:
     """Return a job of which only some values may be known; None if it is not a job's document."""
     name, state, world = data.get("job"), data.get("state"), data.get("world_size")
     if not isinstance(name, str) or not JOB_NAME.fullmatch(name):

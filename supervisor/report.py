@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, TypedDict
 
 from remote_agent.text.names import by_value, ranges
+from remote_agent.wire.documents import EventHead
 from remote_agent.wire.events import ENDED_EVENTS, PHASES, EventType, label
 from supervisor.errors import RequestFailed, Unreachable
 from supervisor.inventory.pattern import fold
@@ -25,16 +26,9 @@ from supervisor.wording.status import condition_of
 from supervisor.wording.values import clock, one_line, safe
 
 if TYPE_CHECKING:
-    from remote_agent.wire.documents import (
-        Document,
-        IncidentDocument,
-        JournalEvent,
-        Json,
-        NcclSummary,
-        ScriptStatus,
-        Status,
-    )
+    from remote_agent.wire.documents import IncidentDocument, JournalEvent, NcclSummary, ScriptStatus, Status
     from supervisor.logs.merge import Page
+    from supervisor.recording.file_format import RecordedHost
 
 VERSION = 1
 # How ranks print their step; the first and the last rows of a generation are searched.
@@ -42,16 +36,63 @@ _STEP = re.compile(rb"(?i)(?<![a-z])(?:step|iter(?:ation)?)[\"']?\s{0,4}[=:#]?\s
 ROWS = 256
 
 # Facts of the hosts and of torch there, in the order of the table.
-ENVIRONMENT = (
-    ("python", ("hello", "python")),
-    ("torch", ("engine", "torch")),
-    ("cuda", ("engine", "cuda")),
-    ("nccl", ("engine", "nccl")),
-    ("gpus", ("engine", "gpus")),
-    ("cpus", ("hello", "cpu_count")),
-    ("interpreter", ("hello", "executable")),
-    ("agent", ("hello", "version")),
+ENVIRONMENT: tuple[tuple[str, Callable[[RecordedHost], object]], ...] = (
+    ("python", lambda host: host["hello"].get("python")),
+    ("torch", lambda host: host["engine"].get("torch")),
+    ("cuda", lambda host: host["engine"].get("cuda")),
+    ("nccl", lambda host: host["engine"].get("nccl")),
+    ("gpus", lambda host: host["engine"].get("gpus")),
+    ("cpus", lambda host: host["hello"].get("cpu_count")),
+    ("interpreter", lambda host: host["hello"].get("executable")),
+    ("agent", lambda host: host["hello"].get("version")),
 )
+
+
+class ReportEvent(EventHead):
+    """An event with its text and the operator who requested it."""
+
+    by: str | None
+    text: str
+
+
+ReportedGeneration = dict[str, object]
+"""One generation: its cause, the duration of each phase, and how many steps were lost."""
+FactValue = TypedDict("FactValue", {"value": str, "nodes": list[str]})
+ReportedFact = TypedDict("ReportedFact", {"fact": str, "values": list[FactValue]})
+
+
+class ReportedNode(TypedDict):
+    name: str
+    address: str | None
+    state: str | None
+    reason: str | None
+    ranks: list[int]
+
+
+class Report(TypedDict):
+    """The post-mortem of a job."""
+
+    report: int
+    job: str | None
+    script: str | None
+    args: list[str]
+    state: str | None
+    condition: str
+    reason: str | None
+    started_at: str | None
+    ended_at: str | None
+    lasted_s: float | None
+    coordinator: str | None
+    nodes: list[ReportedNode]
+    world_size: int | None
+    charged_restarts: int | None
+    max_restarts: int | None
+    incidents: list[IncidentDocument]
+    generations: list[ReportedGeneration]
+    membership: list[ReportEvent]
+    environment: list[ReportedFact]
+    nccl: NcclSummary | None
+    timeline: list[ReportEvent]
 
 
 class ReportSource(Protocol):
@@ -72,8 +113,8 @@ async def report(
     events: Sequence[JournalEvent],
     incidents: Sequence[IncidentDocument],
     nccl: NcclSummary | None,
-    hosts: Iterable[Mapping[str, Any]],
-) -> Json:
+    hosts: Iterable[RecordedHost],
+) -> Report:
     """Return the post-mortem; steps are included if the ranks printed them."""
     status, journal = source.status, EventRows()
     journal.follow(events)
@@ -82,7 +123,7 @@ async def report(
     script: ScriptStatus = status.get("script") or {"script": None}
     ended = next((event for event in reversed(events) if event["type"] in ENDED_EVENTS), None)
     last = ended or (events[-1] if events else None)
-    document = {
+    document: Report = {
         "report": VERSION,
         "job": status.get("job"),
         "script": script.get("script"),
@@ -114,24 +155,23 @@ async def report(
         "nccl": nccl,
         "timeline": [_event(row) for row in journal.rows],
     }
-    return dict(redact.document(document))
+    clean: Report = redact.document(document)
+    return clean
 
 
 def _between(begin: str | None, end: str | None) -> float | None:
     return round((read_time(end) - read_time(begin)) / 1e9, 3) if begin and end else None
 
 
-def _event(event: JournalEvent) -> Json:
-    """Return an event with its text and the operator who requested it."""
-    keys = ("seq", "time", "type", "generation", "node", "rank")
-    by = (event.get("detail") or {}).get("operator")
-    return {**{key: event.get(key) for key in keys}, "by": by, "text": event_text(event)}
+def _event(event: JournalEvent) -> ReportEvent:
+    return {"seq": event["seq"], "time": event["time"], "type": event["type"], "generation": event["generation"],
+            "node": event["node"], "rank": event["rank"], "by": event["detail"].get("operator"),
+            "text": event_text(event)}  # fmt: skip
 
 
 def _generation(
     event: JournalEvent, events: Sequence[JournalEvent], steps: Mapping[int, tuple[int, int] | None]
-) -> Json:
-    """Return one generation: its cause, the duration of each phase, and how many steps were lost."""
+) -> ReportedGeneration:
     number = int(event["generation"])
     detail = event.get("detail") or {}
     stops = [one for one in events if one["type"] == EventType.GENERATION_STOPPED and int(one["generation"]) < number]
@@ -165,12 +205,12 @@ async def _steps(source: ReportSource, generation: int) -> tuple[int, int] | Non
     return (first[0], last[-1]) if first and last else None
 
 
-def environment(hosts: Iterable[Mapping[str, Any]]) -> list[Json]:
+def environment(hosts: Iterable[RecordedHost]) -> list[ReportedFact]:
     """Return each fact with its values, the most frequent value first."""
     known = list(hosts)
-    rows = []
-    for fact, (section, key) in ENVIRONMENT:
-        pairs = ((str(host["name"]), (host.get(section) or {}).get(key)) for host in known)
+    rows: list[ReportedFact] = []
+    for fact, read in ENVIRONMENT:
+        pairs = ((str(host["name"]), read(host)) for host in known)
         ordered = by_value((name, str(value)) for name, value in pairs if value is not None)
         if ordered:
             rows.append({"fact": fact, "values": [{"value": value, "nodes": names} for value, names in ordered]})
@@ -183,7 +223,7 @@ def environment(hosts: Iterable[Mapping[str, Any]]) -> list[Json]:
 ALIKE = 3
 
 
-def lines(report: Document) -> list[str]:
+def lines(report: Report) -> list[str]:
     """Return the whole report."""
     return [
         f"# Post-mortem of {_cell(report['job'])}",
@@ -217,7 +257,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(head)} |", *bar, *(f"| {' | '.join(row)} |" for row in rows)]
 
 
-def _header(report: Document) -> Iterator[list[str]]:
+def _header(report: Report) -> Iterator[list[str]]:
     nodes = report["nodes"]
     reason = f": {_cell(report['reason'])}" if report["reason"] else ""
     ended, lasted = report["ended_at"], report["lasted_s"]
@@ -254,7 +294,7 @@ def _verdicts(incidents: Sequence[IncidentDocument]) -> Iterator[str]:
         yield ""
 
 
-def _generations(rows: Sequence[Document]) -> Iterator[str]:
+def _generations(rows: Sequence[ReportedGeneration]) -> Iterator[str]:
     yield from ("## Launch and restarts, ms", "")
     names = [f"{name}_ms" for name in PHASES]
     head = ["generation", "running at", "cause", "ranks", *map(phase_name, PHASES), "total", "steps", "steps lost"]
@@ -263,7 +303,7 @@ def _generations(rows: Sequence[Document]) -> Iterator[str]:
         (
             [
                 str(row["generation"]),
-                _cell(clock(row["time"], millis=True, utc=True)),
+                _cell(clock(str(row["time"]), millis=True, utc=True)),
                 _cell(row["cause"]),
                 _cell(row["world_size"]),
                 *(_cell(row[name]) for name in (*names, "total_ms")),
@@ -275,7 +315,7 @@ def _generations(rows: Sequence[Document]) -> Iterator[str]:
     )
 
 
-def _membership(rows: Sequence[Document]) -> Iterator[str]:
+def _membership(rows: Sequence[ReportEvent]) -> Iterator[str]:
     if rows:
         yield from ("", "## Nodes joined and left, and operator requests", "")
         yield from _table(
@@ -293,11 +333,11 @@ def _membership(rows: Sequence[Document]) -> Iterator[str]:
         )
 
 
-def _timeline(rows: Sequence[Document]) -> Iterator[str]:
+def _timeline(rows: Sequence[ReportEvent]) -> Iterator[str]:
     yield from ("", "## Timeline (UTC)", "", *_fenced(list(_moments(rows))))
 
 
-def _moments(rows: Sequence[Document]) -> Iterator[str]:
+def _moments(rows: Sequence[ReportEvent]) -> Iterator[str]:
     for _, group in itertools.groupby(rows, key=lambda row: (row["type"], row["generation"])):
         alike = list(group)
         listed = alike if len(alike) <= ALIKE else alike[:1]
@@ -310,7 +350,7 @@ def _moments(rows: Sequence[Document]) -> Iterator[str]:
             yield f"{clock(rest[-1]['time'], millis=True, utc=True)} … and {len(rest)} more until then: {who}"
 
 
-def _environment(rows: Sequence[Document]) -> Iterator[str]:
+def _environment(rows: Sequence[ReportedFact]) -> Iterator[str]:
     yield from ("", "## Environment", "")
     if not rows:
         yield "No host was reachable."
@@ -325,7 +365,7 @@ def _environment(rows: Sequence[Document]) -> Iterator[str]:
     )
 
 
-def _nccl(facts: Document | None) -> Iterator[str]:
+def _nccl(facts: NcclSummary | None) -> Iterator[str]:
     yield from ("", "## NCCL", "")
     if facts is None:
         yield "No NCCL output in the logs."

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from remote_agent.wire import Answer, Args
-    from remote_agent.wire.documents import NcclNode, RequestReply, Status
+    from remote_agent.wire.answers import JobStacks
+    from remote_agent.wire.documents import EditedTree, NcclNode, RequestReply, Status
     from supervisor.history import Series, SeriesQuery
     from supervisor.link.view import LaunchPlan
     from supervisor.logs.selection import Selection
@@ -143,8 +144,8 @@ class Session(Hub):
         """
         return await requests.request(self, verb, args)
 
-    async def edited(self) -> dict[str, Any]:
-        """Return what has been edited in the work tree here, and which tree the group runs from (see resync.look)."""
+    async def edited(self) -> EditedTree:
+        """Return what has been edited in the work tree here, and which tree the group runs from."""
         return await resync.look(self)
 
     async def shell(
@@ -170,8 +171,8 @@ class Session(Hub):
         self._forwards.append(forward)
         return forward
 
-    async def stacks(self, ranks: list[int] | None) -> dict[str, dict[str, Any]]:
-        """Return the Python stacks of these ranks, or of all (see requests.collect_stacks)."""
+    async def stacks(self, ranks: list[int] | None) -> JobStacks:
+        """Return the Python stacks of these ranks, or of all."""
         return await requests.collect_stacks(self, ranks)
 
     async def nccl(self, status: Status | None = None) -> Fabric:

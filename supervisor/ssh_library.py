@@ -11,14 +11,13 @@ from __future__ import annotations
 import contextlib
 import ctypes.util
 from collections.abc import Iterator
-from typing import Any
 
 _BY_COMPILER = ("_findLib_gcc", "_findLib_ld")
 
 
 @contextlib.contextmanager
 def _ldconfig_alone() -> Iterator[None]:
-    module: dict[str, Any] = vars(ctypes.util)
+    module = vars(ctypes.util)
     kept = {name: module[name] for name in _BY_COMPILER if name in module}
     module.update(dict.fromkeys(kept, lambda _: None))
     try:

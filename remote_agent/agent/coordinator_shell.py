@@ -44,6 +44,7 @@ from remote_agent.wire.gate import Misfit
 
 if TYPE_CHECKING:
     from remote_agent.agent.context import Context
+    from remote_agent.diagnose.hang.pulses import Pulse
     from remote_agent.election.election import PeerRequest
     from remote_agent.wire.documents import EvidenceEntry, JournalEvent, SnapshotEntry, Status
 
@@ -74,10 +75,11 @@ def _age_s(report: Mapping[str, Any]) -> float:
     return max(0.0, (time.time_ns() - int(report["t_ns"])) / 1e9)
 
 
-def _pulses(args: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+def _pulses(args: Mapping[str, Any]) -> dict[int, Pulse]:
     """Return a node's pulses by rank, each with the node's clock, by which its timestamps are corrected."""
     clock = clocks.Clock.from_report(args)
-    return {int(rank): {**pulse, "clock": clock} for rank, pulse in args["ranks"].items()}
+    ranks: Mapping[str, Pulse] = args["ranks"]
+    return {int(rank): {**pulse, "clock": clock} for rank, pulse in ranks.items()}
 
 
 def _snapshots(args: Mapping[str, Any]) -> tuple[SnapshotEntry, ...]:

@@ -12,15 +12,18 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.base.proc import own_command, restore_open_files, start_ticks
 from remote_agent.engine.processes import Leftovers
 from remote_agent.wire import Answer, Args, CallFailed, Channel, ChannelClosed, Problem, WireError
+from remote_agent.wire.documents import StandbyStatus
+from remote_agent.wire.gate import reader
 
 if TYPE_CHECKING:
     from remote_agent.base.paths import JobFiles
+    from remote_agent.wire.answers import TorchFacts
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +35,8 @@ END_S = 0.5
 # After SIGKILL: what stays longer is stuck in the kernel, and no user code of it runs any more.
 DEAD_S = 2.0
 DISMISS_S = 5.0
+VERSIONS = ("torch", "cuda", "nccl", "python")
+_read_standby = reader(StandbyStatus)
 Notice = Callable[[str, "Args"], Awaitable[None]]
 
 
@@ -41,17 +46,17 @@ class EngineLink:
     replaceable = True
     """Another one may be started when it has died."""
 
-    def __init__(self, files: JobFiles, notice: Notice, hello: dict[str, Any]) -> None:
+    def __init__(self, files: JobFiles, notice: Notice, hello: Mapping[str, object]) -> None:
         """`hello`: the arguments of the first request to the engine."""
         self._files = files
         self._hello = hello
         self._notice = notice
         self._workers: dict[int, int | None] = {}
-        self.facts: dict[str, Any] = {}
+        self.facts: TorchFacts = {}
         self.problem: str | None = None
         self.ready = asyncio.Event()
         """Set when the engine is up, or cannot come up (`problem`)."""
-        self.standby: dict[str, Any] | None = None
+        self.standby: StandbyStatus | None = None
         """What the engine said last about its waiting process."""
         self.ended = asyncio.Event()
         """Set when the engine's process is gone."""
@@ -79,7 +84,7 @@ class EngineLink:
             greeting.cancel()
             await asyncio.gather(greeting, return_exceptions=True)
 
-    def turn_to(self, files: JobFiles, notice: Notice, hello: dict[str, Any]) -> None:
+    def turn_to(self, files: JobFiles, notice: Notice, hello: Mapping[str, object]) -> None:
         """Serve another job from now on: `run` greets the engine for it."""
         self._files, self._notice, self._hello = files, notice, hello
         self.facts = {}
@@ -142,11 +147,11 @@ class EngineLink:
         return count
 
     @property
-    def versions(self) -> dict[str, Any]:
+    def versions(self) -> dict[str, str]:
         """The facts that should be the same on all nodes."""
-        return {name: self.facts[name] for name in ("torch", "cuda", "nccl", "python") if self.facts.get(name)}
+        return {name: str(version) for name, version in self.facts.items() if name in VERSIONS and version}
 
-    async def call(self, op: str, args: Args, timeout: float = CALL_MARGIN_S) -> dict[str, Any]:
+    async def call(self, op: str, args: Mapping[str, object], timeout: float = CALL_MARGIN_S) -> Any:
         """Return the engine's answer; raises CallFailed, ChannelClosed, asyncio.TimeoutError."""
         if self._channel is None:
             raise ChannelClosed("the engine has not started")
@@ -158,8 +163,7 @@ class EngineLink:
                 self._workers[int(process["pid"])] = process.get("started")
         if op == "stop":
             self._workers.clear()
-        data: dict[str, Any] = answer.data
-        return data
+        return answer.data
 
     async def renew(self, seconds: float) -> None:
         """Allow the engine to continue for that long; without renewal it ends what it runs."""
@@ -167,7 +171,7 @@ class EngineLink:
             with contextlib.suppress(WireError):
                 await self._channel.notify("lease", {"s": seconds})
 
-    async def dismiss(self, outcome: dict[str, Any]) -> None:
+    async def dismiss(self, outcome: Mapping[str, object]) -> None:
         """Report how the job ended for this node: nothing to do for an engine, which ends with its agent."""
 
     async def remark(self, text: str) -> None:
@@ -227,7 +231,7 @@ class EngineLink:
         if op == "exited":
             self._workers.pop(int(args["exit"]["pid"]), None)
         if op == "standby":
-            self.standby = args
+            self.standby = _read_standby(args)
             return Answer({})
         await self._notice(op, args)
         return Answer({})
@@ -242,7 +246,7 @@ class TorchrunLink(EngineLink):
         super().__init__(files, notice, {})
         self._wire = wire
 
-    async def dismiss(self, outcome: dict[str, Any]) -> None:
+    async def dismiss(self, outcome: Mapping[str, object]) -> None:
         """Report to torchrun how the job ended for this node, so that it ends likewise."""
         with contextlib.suppress(WireError, CallFailed, asyncio.TimeoutError):
             await self.call("end", outcome, DISMISS_S)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Union
 
 from remote_agent.base.files import read_text
 from remote_agent.coordinator import replay
@@ -25,6 +25,7 @@ from remote_agent.wire.events import ENDED_EVENTS, ENDED_STATES, Condition
 
 if TYPE_CHECKING:
     from remote_agent.base import paths
+    from remote_agent.wire.answers import Basis
     from remote_agent.wire.documents import JournalEvent, NodeStatus, RankStatus, Status
 
 Op = Callable[["Args"], Union[Items, Awaitable[Answer]]]
@@ -116,7 +117,7 @@ class JobRequests:
         """Answer with the job's description and the authorities that this node trusts, for another node."""
         return Answer({"ca": read_text(self.files.ca), "spec": self.spec.to_json()})
 
-    def basis(self) -> dict[str, Any]:
+    def basis(self) -> Basis:
         """Return fingerprints of what `describe` answers: nodes of one job agree on them."""
         return {"authorities": authorities.read(self.files.ca), "program": self.spec.program_digest()}
 

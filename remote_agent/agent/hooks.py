@@ -50,7 +50,7 @@ def summary(record: JournalEvent) -> str:
     return " ".join(text.replace("\0", " ").split())[:SUMMARY_CHARS]
 
 
-def message(kind: str, head: Mapping[str, str]) -> dict[str, Any]:
+def message(kind: str, head: Mapping[str, str]) -> dict[str, object]:
     """Return what the incoming webhook of a chat takes: a line with the job, the event and its summary.
 
     kind: slack, discord or mattermost. A summary, which a script may have printed, mentions nobody.

@@ -151,7 +151,7 @@ class EngineKeeper:
 
     async def _offer(self, channel: Channel, args: Args) -> dict[str, Any]:
         """Answer once the engine is free for this job; raises Problem when it cannot have it."""
-        state = (self.engine.standby or {}).get("state")
+        state = self.engine.standby and self.engine.standby["state"]
         if args["runs"] != reuse_key(self._spec) or args["standing"] != standing() or state not in ("loading", "ready"):
             raise Problem("other", "this job cannot be started by that engine")
         if self._taker is not None:

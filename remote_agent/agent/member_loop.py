@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from remote_agent.agent.context import Context
     from remote_agent.agent.engine_link import EngineLink, Notice
     from remote_agent.history.pyramid import Name
-    from remote_agent.wire.documents import JournalEvent
+    from remote_agent.wire.documents import JournalEvent, RankVitals
 
 log = logging.getLogger(__name__)
 
@@ -269,7 +269,7 @@ class MemberLoop:
         return max(0.0, self._ballot.view.contact + leases.LEASE * timeout_s - now)
 
 
-def rank_facts(progress: Progress, vitals: Mapping[int, dict[str, Any]], now_ns: int) -> dict[str, dict[str, Any]]:
+def rank_facts(progress: Progress, vitals: Mapping[int, RankVitals], now_ns: int) -> dict[str, dict[str, Any]]:
     """Return step, last_output_age_s, first_step_age_s, warning, progress and vitals of each rank."""
     ranks: dict[str, dict[str, Any]] = {}
     for rank, seen in progress.items():

@@ -9,21 +9,22 @@ import asyncio
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from remote_agent.base.tasks import Tasks
 from remote_agent.wire.documents import is_old
-from remote_agent.wire.events import Condition, EventType, NodeState, RankState
+from remote_agent.wire.events import Condition, EventType, NodeState, RankState, phases_of
 
 if TYPE_CHECKING:
-    from remote_agent.wire.documents import Json, NodeStatus, Status
+    from remote_agent.wire.documents import NodeStatus, Status
 
 ADDRESS = "127.0.0.1"
 REQUEST_S = 5.0
 LONGEST_HEAD = 8192
 JOB_STATES = ("starting", "running", "restarting", "degraded", "succeeded", "failed", "stopped")
-Sample = tuple["dict[str, Any]", Any]
+Labels = Mapping[str, object]
+Sample = tuple[Labels, object]
 Family = tuple[str, str, str, "Iterable[Sample]"]
 # Name, text, key in the document, by how much to multiply: Prometheus wants base units.
 NODE_VITALS = (
@@ -77,7 +78,7 @@ def render(status: Status) -> str:
             "phase_seconds",
             "gauge",
             "Time of each phase of the newest generation's start, as far as its ranks show it.",
-            [({"phase": name}, round(ms / 1000, 4)) for name, ms in status["phases"].items()],
+            [({"phase": name}, round(ms / 1000, 4)) for name, ms in phases_of(status["phases"]).items()],
         ),
         ("hang", "gauge", "1 while the group hangs.", [({}, int(status["condition"] == Condition.HUNG))]),
         *_vitals(nodes),
@@ -95,9 +96,9 @@ def render(status: Status) -> str:
 
 def _vitals(nodes: Iterable[NodeStatus]) -> Iterable[Family]:
     """Return what nodes, GPUs and ranks use, and how ranks get on."""
-    hosts: list[Sample] = []
-    gpus: list[Sample] = []
-    ranks: list[Sample] = []
+    hosts: list[tuple[Labels, Mapping[str, object]]] = []
+    gpus: list[tuple[Labels, Mapping[str, object]]] = []
+    ranks: list[tuple[Labels, Mapping[str, object]]] = []
     for node in nodes:
         vitals = node.get("vitals") or {}
         if not is_old(vitals):
@@ -111,14 +112,14 @@ def _vitals(nodes: Iterable[NodeStatus]) -> Iterable[Family]:
             yield name, "gauge", meaning, [_sample(labels, each, key, factor) for labels, each in entries]
 
 
-def _sample(labels: dict[str, Any], values: Json, key: str, factor: float) -> Sample:
+def _sample(labels: Labels, values: Mapping[str, object], key: str, factor: float) -> Sample:
     if key == "rate":
         labels = {**labels, "unit": values.get("unit")}
     value = values.get(key)
     if isinstance(value, str):
         # JSON has no numbers for nan and inf, but Prometheus has.
         return labels, {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}.get(value)
-    return labels, None if value is None else value if factor == 1 else round(value * factor, 6)
+    return labels, value if factor == 1 or not isinstance(value, (int, float)) else round(value * factor, 6)
 
 
 def _states(known: Iterable[str], states: Iterable[str]) -> list[Sample]:
@@ -126,7 +127,7 @@ def _states(known: Iterable[str], states: Iterable[str]) -> list[Sample]:
     return [({"state": state}, counts[state]) for state in known]
 
 
-def _labels(labels: dict[str, Any]) -> str:
+def _labels(labels: Labels) -> str:
     quoted = (f'{name}="{str(value).translate(_ESCAPES)}"' for name, value in labels.items())
     return "{" + ",".join(quoted) + "}"
 

@@ -7,7 +7,8 @@ runs here**: program, arguments, directories and environment are those that the 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from remote_agent.coordinator import environment
 from remote_agent.wire import Args, Problem
@@ -15,6 +16,7 @@ from remote_agent.wire import Args, Problem
 if TYPE_CHECKING:
     from remote_agent.agent.context import Context
     from remote_agent.wire import NodeSpec, Rendezvous
+    from remote_agent.wire.documents import OrderedMeeting
 
 # What the coordinator decides: who takes part, and where they meet.
 STORE = ("generation", "port", "hold")
@@ -32,28 +34,28 @@ RANKS = (
 )
 
 
-def hello(context: Context) -> dict[str, Any]:
+def hello(context: Context) -> dict[str, object]:
     """Return what the engine needs to know before the coordinator's first order."""
     spec = context.spec
     own = spec.node(context.node)
-    known: dict[str, Any] = {
+    known: dict[str, object] = {
         "nproc": own.nproc_per_node if own is not None else "auto",
         "known": str(context.files.home.torch),
     }
     if spec.standby == "off" or spec.rendezvous is not None:
         return known
     # These ranks are placeholders; the engine fills in the real numbers.
-    ranks = {**dict.fromkeys(RANKS, 0), "group_world_size": max(1, len(spec.nodes)), "master_addr": ""}
+    ranks: Args = {**dict.fromkeys(RANKS, 0), "group_world_size": max(1, len(spec.nodes)), "master_addr": ""}
     return {**known, "order": go(context, ranks)}
 
 
-def prepare(context: Context, args: Args) -> dict[str, Any]:
+def prepare(context: Context, args: Args) -> dict[str, object]:
     """Return the coordinator's `prepare` for this node, which opens a store at its own address only."""
     own = {"host": context.address, "ports": context.spec.ports}
     return {**{name: args[name] for name in STORE if name in args}, **own}
 
 
-def go(context: Context, args: Args) -> dict[str, Any]:
+def go(context: Context, args: Args) -> dict[str, object]:
     """Return the coordinator's `go` with what this node knows; raises Problem for what a coordinator may not order."""
     spec = context.spec
     own = spec.node(context.node)
@@ -78,7 +80,7 @@ def go(context: Context, args: Args) -> dict[str, Any]:
     }
 
 
-def _set_while_running(asked: dict[str, Any]) -> dict[str, str]:
+def _set_while_running(asked: Mapping[str, object]) -> dict[str, str]:
     """Return the variables that operators have set; raises Problem for one that a coordinator may not order."""
     variables = {str(name): str(value) for name, value in asked.items()}
     for name, value in variables.items():
@@ -88,7 +90,7 @@ def _set_while_running(asked: dict[str, Any]) -> dict[str, str]:
     return variables
 
 
-def _rendezvous(asked: Rendezvous | None, own: NodeSpec | None, order: dict[str, Any] | None) -> dict[str, Any] | None:
+def _rendezvous(asked: Rendezvous | None, own: NodeSpec | None, order: Args | None) -> OrderedMeeting | None:
     """Return how torch's agents meet: backend and settings as described, the place as ordered; raises Problem."""
     if asked is None and order is None:
         return None

@@ -12,9 +12,12 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from remote_agent.wire import Problem
+
+if TYPE_CHECKING:
+    from remote_agent.wire.answers import Space
 
 
 def atomic_write(path: Path, data: bytes, mode: int = 0o600) -> None:
@@ -94,13 +97,19 @@ def free_bytes(path: Path) -> int:
     return info.f_bavail * info.f_frsize
 
 
-def disk_space(path: str | Path) -> dict[str, int]:
-    """Return `total` and `free` bytes there; empty where that is unknown."""
+def disk_space(path: str | Path) -> Space | None:
+    """Return the bytes of the file system there; None where that is unknown."""
     try:
         info = os.statvfs(path)
     except OSError:
-        return {}
+        return None
     return {"total": info.f_blocks * info.f_frsize, "free": info.f_bavail * info.f_frsize}
+
+
+def disk_free(path: str | Path) -> int | None:
+    """Return the free bytes there; None where that is unknown."""
+    space = disk_space(path)
+    return None if space is None else space["free"]
 
 
 def disk_full(path: Path, needed: int) -> Problem:

@@ -104,7 +104,7 @@ class JoiningNode:
         return HandlerThread(spec.job, ours, str(self.files.log)), agent
 
 
-def check_conf(conf: Mapping[str, Any]) -> None:
+def check_conf(conf: Mapping[str, object]) -> None:
     """Refuse a key of --rdzv-conf that means nothing here; raises Problem."""
     for key in conf:
         if key not in (*CONF, ALWAYS_THERE):

@@ -10,14 +10,16 @@ import os
 import socket
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from remote_agent import __version__
-from remote_agent.base.files import disk_space, free_bytes
+from remote_agent.base.files import disk_free, free_bytes
 from remote_agent.wire import MAGIC, PROTOCOL, Frame, Problem, encode, receive
 
 if TYPE_CHECKING:
     from remote_agent.base.paths import Home
+    from remote_agent.wire.answers import HostFacts
 
 
 class Operator:
@@ -35,7 +37,7 @@ class Operator:
         """Wait for the next request; None: the operator has left. Raises WireError, OSError."""
         return receive(self.source)
 
-    def answer(self, request: Frame, data: dict[str, Any]) -> None:
+    def answer(self, request: Frame, data: Mapping[str, object]) -> None:
         """Send the answer to a request; raises OSError."""
         self.write(encode({"re": request.header.get("id"), "ok": data}))
 
@@ -51,11 +53,11 @@ class Operator:
             rest = rest[os.write(self.sink, rest) :]
 
 
-def hello(home: Home) -> dict[str, Any]:
+def hello(home: Home) -> HostFacts:
     """Return what this node says about itself; raises Problem."""
     try:
         home.make()
-        disk_free = free_bytes(home.root)
+        free = free_bytes(home.root)
     except OSError as error:
         hint = "set SUPERVISOR_HOME through env to a directory you may write"
         raise Problem("home_not_writable", f"{error.filename}: {error.strerror}", hint) from error
@@ -68,8 +70,8 @@ def hello(home: Home) -> dict[str, Any]:
         "executable": sys.executable,
         "home": str(home.root),
         "cpu_count": len(os.sched_getaffinity(0)),
-        "disk_free": disk_free,
-        "shm_free": disk_space("/dev/shm").get("free"),
+        "disk_free": free,
+        "shm_free": disk_free("/dev/shm"),
         "time_ns": time.time_ns(),
         "pid": os.getpid(),
     }

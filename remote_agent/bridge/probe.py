@@ -16,21 +16,25 @@ import re
 import resource
 import secrets
 import shutil
-import socket
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from remote_agent.agent import jobs
-from remote_agent.base.files import disk_space
+from remote_agent.base.files import disk_free, disk_space
 from remote_agent.base.paths import Home, agent_alive, named_agent
 from remote_agent.base.ports import NoFreePort, listening
 from remote_agent.base.proc import last_line, own_command, run_program, stat_fields
 from remote_agent.engine import installed
 from remote_agent.vitals import netif
 from remote_agent.wire import JOB_NAME, Args, Problem
+from remote_agent.wire.answers import AllReduce
 from remote_agent.wire.events import ENDED_STATES
+from remote_agent.wire.gate import parse, reader
+
+if TYPE_CHECKING:
+    from remote_agent.wire.answers import LeftOver, ProbeFacts, ProbePort, ProbeTarget, Reached
 
 # Importing torch from a cold network disk takes a minute or two.
 TORCH_S = 120.0
@@ -47,6 +51,8 @@ COMPARED = re.compile(
 SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
 SECRET_VALUE = re.compile(r"://[^/\s]*:[^/\s]*@|(key|token|secret|passw\w*)=", re.IGNORECASE)
 OWN_PROCESS = re.compile(r"(remote_agent|\.pyz)\0(?P<mode>serve|engine)\0(.*\0)?--job\0(?P<job>[^\0]+)", re.DOTALL)
+
+_read_times = reader(AllReduce)
 
 
 class Probe:
@@ -67,7 +73,7 @@ class Probe:
 
     # Facts
 
-    async def facts(self, args: Args, body: bytes) -> dict[str, Any]:
+    async def facts(self, args: Args, body: bytes) -> ProbeFacts:
         """Return the node's facts.
 
         `workdir`: whose Python files are hashed, None where the tree will be synced; `env`: what workers get on top;
@@ -75,8 +81,7 @@ class Probe:
         """
         env = {**os.environ, **args["env"]}
         torch, gpu_processes, driver, sockets = await asyncio.gather(
-            self._torch(),
-            # `pid, name, MiB` of each process on a GPU.
+            installed.ask(TORCH_S),
             _nvidia("--query-compute-apps=pid,process_name,used_memory"),
             _nvidia("--query-gpu=driver_version"),
             self._sockets(str(args["address"]), env),
@@ -84,15 +89,14 @@ class Probe:
         workdir = args.get("workdir")
         disks = (os.path.expanduser("~"), str(self._home.root))
         return {
-            "hostname": socket.gethostname(),
             "sockets": {"kind": sockets.kind, "message": sockets.notice},
             "kernel": platform.release(),
             "torch": torch,
             "driver": driver[0] if driver else None,
             "gpu_processes": gpu_processes,
             "env": {name: env[name] for name in sorted(env) if is_compared(name, env[name])},
-            "disk_free": {path: disk_space(path).get("free") for path in disks},
-            "shm": disk_space("/dev/shm") or None,
+            "disk_free": {path: disk_free(path) for path in disks},
+            "shm": disk_space("/dev/shm"),
             "memlock": _limit(resource.RLIMIT_MEMLOCK),
             "open_files": _limit(resource.RLIMIT_NOFILE),
             "load": os.getloadavg()[0],
@@ -100,10 +104,6 @@ class Probe:
             "left_over": await asyncio.to_thread(left_over, self._home),
             "code": None if workdir is None else await asyncio.to_thread(code_of, Path(str(workdir))),
         }
-
-    async def _torch(self) -> dict[str, Any]:
-        """Return torch's facts, or {"error": why it cannot be imported}."""
-        return await installed.ask(TORCH_S)
 
     async def _sockets(self, address: str, env: Mapping[str, str]) -> netif.Sockets:
         return await netif.sockets(address, await netif.own_name_address(), env)
@@ -120,7 +120,7 @@ class Probe:
 
     # Which nodes reach each other
 
-    async def listen(self, args: Args, body: bytes) -> dict[str, Any]:
+    async def listen(self, args: Args, body: bytes) -> ProbePort:
         """Listen on a free port (of the range `ports`), as a store will, until the bridge ends; raises Problem.
 
         Each connection gets a token.
@@ -139,15 +139,15 @@ class Probe:
         self._server = await asyncio.start_server(greet, sock=sock)
         return {"port": sock.getsockname()[1], "token": self._token}
 
-    async def reach(self, args: Args, body: bytes) -> dict[str, Any]:
-        """Connect to all others at once; returns {name: {"ms": …} or {"error": …}}."""
-        names = list(args["targets"])
-        answers = await asyncio.gather(*(_reach(args["targets"][name]) for name in names))
-        return {"reached": dict(zip(names, answers))}
+    async def reach(self, args: Args, body: bytes) -> Mapping[str, dict[str, Reached]]:
+        """Connect to all others at once; returns the outcomes by name."""
+        targets: dict[str, ProbeTarget] = args["targets"]
+        answers = await asyncio.gather(*(_reach(target) for target in targets.values()))
+        return {"reached": dict(zip(targets, answers))}
 
     # A collective
 
-    async def collective_start(self, args: Args, body: bytes) -> dict[str, Any]:
+    async def collective_start(self, args: Args, body: bytes) -> Mapping[str, int]:
         """Start this node's rank of a small group, reached at `address`; rank 0 answers with the port of its store."""
         if self._child is not None:
             # Of a group that was never complete.
@@ -168,8 +168,8 @@ class Probe:
         except (asyncio.TimeoutError, ValueError, KeyError) as error:
             raise Problem("collective", await self._last_words()) from error
 
-    async def collective_end(self, args: Args, body: bytes) -> dict[str, Any]:
-        """Wait for this node's rank; returns {"ms": …} of one all-reduce, or {"error": …}."""
+    async def collective_end(self, args: Args, body: bytes) -> AllReduce:
+        """Wait for this node's rank; returns its times, or an error."""
         child = self._child
         if child is None:
             raise Problem("collective", "no collective was started here")
@@ -178,7 +178,7 @@ class Probe:
         except asyncio.TimeoutError:
             return {"error": f"not finished within {args['timeout_s']:g} s", "last": await self._last_words()}
         with contextlib.suppress(ValueError, IndexError):
-            return dict(json.loads(out.splitlines()[-1]))
+            return _read_times(parse(out.splitlines()[-1]))
         return {"error": last_line(err.decode(errors="replace")) or f"it exited with code {child.returncode}"}
 
     async def _last_words(self) -> str:
@@ -216,13 +216,13 @@ def code_of(workdir: Path) -> str:
     return digest.hexdigest()[:12]
 
 
-def left_over(home: Home) -> list[dict[str, Any]]:
-    """Return our processes of jobs whose agent is gone: {"pid", "mode", "job"}.
+def left_over(home: Home) -> list[LeftOver]:
+    """Return our processes of jobs whose agent is gone.
 
     They are known by their command line, which names the job, by their user and by their home: another home may have a
     job of that name. An agent that has taken over another job, or waits for one, owns what it has started all the same.
     """
-    processes = []
+    processes: list[LeftOver] = []
     agents = {pid for name in home.job_names() if (pid := named_agent(home.job(name))) is not None}
     for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
         try:
@@ -279,7 +279,7 @@ async def _nvidia(query: str) -> list[str] | None:
     return [line.strip() for line in out.splitlines() if line.strip()] if status == 0 else None
 
 
-async def _reach(target: dict[str, Any]) -> dict[str, Any]:
+async def _reach(target: ProbeTarget) -> Reached:
     began = time.monotonic()
     try:
         reader, writer = await asyncio.wait_for(

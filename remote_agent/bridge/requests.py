@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.agent import jobs
@@ -19,6 +19,7 @@ from remote_agent.wire import Args, Frame, Problem
 
 if TYPE_CHECKING:
     from remote_agent.base.paths import Home, JobFiles
+    from remote_agent.wire.answers import HostFacts, StartedAgent
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ class Bridge:
         self.home = home
         self._trees = TreeRequests(home)
         self._probe = Probe(home)
-        self._ops: dict[str, Callable[[dict[str, Any], bytes], Awaitable[dict[str, Any]]]] = {
+        self._ops: dict[str, Callable[[Args, bytes], Awaitable[Mapping[str, object]]]] = {
             "hello": self._hello,
             "jobs": self._jobs,
             **self._trees.ops,
@@ -52,14 +53,14 @@ class Bridge:
         self._trees.close()
         self._probe.close()
 
-    async def handle(self, op: str, args: Args, body: bytes) -> dict[str, Any]:
+    async def handle(self, op: str, args: Args, body: bytes) -> Mapping[str, object]:
         """Answer one request; raises Problem."""
         handler = self._ops.get(op)
         if handler is None:
             raise Problem("unknown_op", f"no such request before open: {op}")
         return await handler(args, body)
 
-    async def _hello(self, args: Args, body: bytes) -> dict[str, Any]:
+    async def _hello(self, args: Args, body: bytes) -> HostFacts:
         return hello(self.home)
 
     async def _jobs(self, args: Args, body: bytes) -> dict[str, Any]:
@@ -71,7 +72,7 @@ class Bridge:
                 described[-1]["warm_until_ns"] = await _warm_until(self.home.job(name))
         return {"jobs": described}
 
-    async def _start(self, args: Args, body: bytes) -> dict[str, Any]:
+    async def _start(self, args: Args, body: bytes) -> StartedAgent:
         from remote_agent.bridge.starting import start
 
         try:
@@ -81,7 +82,7 @@ class Bridge:
             if not args.get("step"):
                 self._trees.close()
 
-    async def _await_agent(self, args: Args, body: bytes) -> dict[str, Any]:
+    async def _await_agent(self, args: Args, body: bytes) -> StartedAgent:
         from remote_agent.bridge.starting import await_agent
 
         try:

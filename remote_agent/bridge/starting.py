@@ -17,13 +17,16 @@ import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from remote_agent.base.files import atomic_write, disk_full, read_json, try_lock
 from remote_agent.base.paths import Home, JobFiles, agent_alive
 from remote_agent.base.streams import open_unix
 from remote_agent.election import authorities
 from remote_agent.wire import Args, JobSpec, Problem, SpecError
+
+if TYPE_CHECKING:
+    from remote_agent.wire.answers import StartedAgent
 
 # Many agents on one machine, or a machine that swaps: one that has ended is known at once.
 START_DEADLINE_S = 45.0
@@ -38,11 +41,8 @@ SCRIPT_MAX = 4 * 1024 * 1024
 _Answer = TypeVar("_Answer", bool, int)
 
 
-async def start(home: Home, args: Args) -> dict[str, Any]:
-    """Write the job's directory and start its agent; returns {agent_pid, script}. Raises Problem.
-
-    `script`: a hash of the script's bytes where it is not synced, so that nodes can be compared; else None.
-    """
+async def start(home: Home, args: Args) -> StartedAgent:
+    """Write the job's directory and start its agent; raises Problem."""
     files, node = _check(home, args)
     script = _script_hash(JobSpec.from_json(args["spec"]))
     try:
@@ -114,8 +114,8 @@ async def _start_agent(files: JobFiles) -> int:
     return pid
 
 
-async def await_agent(home: Home, args: Args) -> dict[str, Any]:
-    """Wait until the agent that a step brings accepts; returns {agent_pid}. Raises Problem."""
+async def await_agent(home: Home, args: Args) -> StartedAgent:
+    """Wait until the agent that a step brings accepts; raises Problem."""
     files = home.job(args.get("job"))
     pid = await _until_begun(files)
     await _until_accepting(files, pid)

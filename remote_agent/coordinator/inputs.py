@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from remote_agent.diagnose.hang.pulses import Pulse
     from remote_agent.wire import NodeSpec
     from remote_agent.wire.documents import EvidenceEntry, PlacedAnswer, RankExit, SnapshotEntry
 
@@ -92,7 +93,7 @@ class NodeWarning(Report):
 class Pulses(GroupReport):
     """What a node's live ranks are doing: a pulse by rank."""
 
-    ranks: Mapping[int, Mapping[str, Any]]
+    ranks: Mapping[int, Pulse]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from remote_agent.coordinator.inputs import LastOutput
     from remote_agent.coordinator.quorum import Groups, Votes
     from remote_agent.diagnose.hang.loops import Loop
+    from remote_agent.diagnose.hang.pulses import Pulse
     from remote_agent.diagnose.hang.stragglers import Straggler
     from remote_agent.wire import JobSpec, NodeSpec
     from remote_agent.wire.documents import (
@@ -102,9 +103,9 @@ class Watch:
     asked_at: float = 0.0
     asked: frozenset[str] = frozenset()
     """Nodes whose pulses are outstanding."""
-    before: Mapping[int, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    before: Mapping[int, Pulse] = dataclasses.field(default_factory=dict)
     """By rank: the pulses of the last round."""
-    now: Mapping[int, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    now: Mapping[int, Pulse] = dataclasses.field(default_factory=dict)
     suspect: bool = False
     """The pulses gave reason to read the stacks, too."""
     key: str = ""

@@ -6,9 +6,12 @@ In: the text, the rank that raised it. Out: `named`, `peer` or `awaited` of its 
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING
 
 from remote_agent.text.names import read_number
+
+if TYPE_CHECKING:
+    from remote_agent.diagnose.signatures.signature import NamedRanks
 
 _RANK = re.compile(r"\b[Rr]ank(?:[ :=#]{0,2}|\()(\d{1,6})\b(?!\s*(?:[-/.]\s*)?\d)")
 # A list of ranks: "missing ranks: [2, 3]".
@@ -29,7 +32,7 @@ _WAITED = re.compile(
 _NEAR = 48
 
 
-def accused(text: str, rank: int | None) -> dict[str, Any]:
+def accused(text: str, rank: int | None) -> NamedRanks:
     """Return the only other rank that a text names, as `named` where it failed itself, as `peer` where the two differ.
 
     Several are accused only in a list. One for which it waited is `awaited`; one that is only mentioned is not accused.

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from remote_agent.diagnose.json_lines import shown_lines
 from remote_agent.text.shapes import lines_of
 
 if TYPE_CHECKING:
-    from remote_agent.wire.documents import MissingRanks, RankExit
+    from remote_agent.wire.documents import ErrorDocument, MissingRanks, RankExit
 
 _MAX_NODES_NAMED = 4
 
@@ -27,8 +27,8 @@ class RankEvidence:
     local_rank: int | None = None
     exit: RankExit | None = None
     """The engine's Exit, with t_ns corrected to the coordinator's clock. None: the rank is alive, or unknown."""
-    error: Mapping[str, Any] | None = None
-    """{message, callstack, timestamp_ns} of error.json; the timestamp is of the node's own clock."""
+    error: ErrorDocument | None = None
+    """What error.json says; the timestamp is of the node's own clock."""
     tail: str = ""
     """The last lines of stderr, or a whole log."""
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -43,6 +43,11 @@ class RankEvidence:
     """Added to a timestamp of this node, gives the time on the coordinator's clock."""
     time_of_line: Callable[[Sequence[str], int], tuple[int, int] | None] | None = None
     """Returns when a line was written and the uncertainty, in ns, for a process whose end nobody observed."""
+
+    @property
+    def raised_ns(self) -> int | None:
+        """When its exception was recorded."""
+        return None if self.error is None else self.error.get("timestamp_ns")
 
     @classmethod
     def from_exit(

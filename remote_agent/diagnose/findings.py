@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from remote_agent.diagnose.accusations import accused
 from remote_agent.diagnose.exits import SIGNAL_CATEGORIES, SIGNAL_HINTS, decode_exit, signal_name
@@ -46,6 +46,8 @@ from remote_agent.text.shapes import clip, fingerprint, lines_of
 
 if TYPE_CHECKING:
     from remote_agent.diagnose.evidence import RankEvidence
+    from remote_agent.diagnose.signatures.signature import NamedRanks
+    from remote_agent.wire.documents import RankExit
 
 # Roles in addition to those of the signatures: failed for an unknown reason, ended by us, succeeded or still running.
 UNEXPLAINED, STOPPED, FINE = "unexplained", "stopped", "fine"
@@ -233,7 +235,7 @@ def _read(evidence: RankEvidence, notes: Sequence[str]) -> Finding:
     exit_ = evidence.exit or {}
     code, signal = exit_.get("code"), signal_name(exit_.get("code"), exit_.get("signal"))
     if evidence.stopped_by_us:
-        raised_ns = (evidence.error or {}).get("timestamp_ns")
+        raised_ns = evidence.raised_ns
         # A process that has recorded its exception may take seconds to exit: the ranks it disconnects may exit first.
         failed = _from_text(evidence) if _before_our_signal(evidence, raised_ns) else None
         # The signal was ours: it is not how the rank failed.
@@ -337,7 +339,7 @@ def _base(evidence: RankEvidence, role: str, category: str, headline: str) -> Fi
 def _time_of(evidence: RankEvidence) -> int | None:
     """Return when its exception was recorded or its script ended, or else when its exit was observed."""
     exit_ = evidence.exit or {}
-    recorded = ((evidence.error or {}).get("timestamp_ns"), exit_.get("over_ns"))
+    recorded = (evidence.raised_ns, exit_.get("over_ns"))
     times = [t_ns + evidence.clock_shift_ns for t_ns in recorded if t_ns is not None]
     return min([*times, *([ended_ns] if (ended_ns := exit_.get("t_ns")) is not None else [])], default=None)
 
@@ -516,10 +518,10 @@ def _full_headline(trace: Trace, own: Sequence[Trace], child_error: str) -> str:
     return f"{trace.headline} ({'from' if 'direct cause' in trace.link else 'while handling'} {root.headline})"
 
 
-def _ranks_in(trace: Trace, meaning: Signature | None, rank: int | None) -> dict[str, Any]:
-    """Return the ranks that an exception names, as `named` and `peer` of its finding."""
+def _ranks_in(trace: Trace, meaning: Signature | None, rank: int | None) -> NamedRanks:
+    """Return the ranks that an exception names."""
     text = f"{trace.type}: {trace.message}"
-    known = {} if meaning is None else meaning.ranks_in(text)
+    known: NamedRanks = {} if meaning is None else meaning.ranks_in(text)
     if known.get("named") or known.get("peer") is not None or _role(meaning) != PRIMARY:
         return known
     return accused(text, rank)
@@ -586,7 +588,7 @@ def _signalled(evidence: RankEvidence, signal: str, notes: Sequence[str]) -> Fin
     )
 
 
-def _sender(exit_: Mapping[str, Any], signal: str) -> str:
+def _sender(exit_: RankExit, signal: str) -> str:
     """Return who sent the signal that ended a rank."""
     return ", sent by an operator" if exit_.get("sent") == signal else " from outside (not by supervisor)"
 

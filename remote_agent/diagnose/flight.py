@@ -16,35 +16,35 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Optional, TypedDict
 
 from remote_agent.text.names import name_ranks
 from remote_agent.wire.documents import Count, RankNumber, TimeNs
-from remote_agent.wire.gate import Misfit, parse, reader, record, row
+from remote_agent.wire.gate import Misfit, parse, reader, row
 
 if TYPE_CHECKING:
     from remote_agent.wire.documents import MissingRanks
 
 DEFAULT_GROUP = "0"
 _DEFAULT = "default_pg"
-_FRAME = record({"name": str, "filename": str, "line": Count})
+_Frame = TypedDict("_Frame", {"name": str, "filename": str, "line": Count})
 _SIZES = Optional[list[list[int]]]
-_ENTRY = record(
-    {"process_group": Annotated[Any, row(Any, Any)], "collective_seq_id": Count},
-    {
-        "time_created_ns": Optional[TimeNs],
-        "time_discovered_completed_ns": Optional[TimeNs],
-        "timeout_ms": Optional[float],
-        "frames": Optional[list[Annotated[Any, _FRAME]]],
-        "input_sizes": _SIZES,
-        "output_sizes": _SIZES,
-        "input_dtypes": Optional[list[str]],
-    },
+# What has the type Any here may be anything: versions of torch differ in it.
+FlightEntry = TypedDict(
+    "FlightEntry",
+    {"process_group": Annotated[list[Any], row(Any, Any)], "collective_seq_id": Count, "timeout_ms": Optional[float],
+     "time_created_ns": Optional[TimeNs], "time_discovered_completed_ns": Optional[TimeNs],
+     "frames": Optional[list[_Frame]],
+     "input_sizes": _SIZES, "output_sizes": _SIZES, "input_dtypes": Optional[list[str]], "is_p2p": Any, "pg_id": Any,
+     "profiling_name": Any, "retired": Any, "state": Any},
+    total=False,
+)  # fmt: skip
+_Entry = Annotated[FlightEntry, reader(FlightEntry, "process_group", "collective_seq_id")]
+FlightGroup = TypedDict("FlightGroup", {"ranks": Optional[str]}, total=False)
+FlightRecord = TypedDict(
+    "FlightRecord", {"entries": Optional[list[_Entry]], "pg_config": Optional[dict[str, FlightGroup]]}, total=False
 )
-_GROUP = record({}, {"ranks": Optional[str]})
-read_record = record(
-    {}, {"entries": Optional[list[Annotated[Any, _ENTRY]]], "pg_config": Optional[dict[str, Annotated[Any, _GROUP]]]}
-)
+read_record = reader(FlightRecord)
 _read_ranks = reader(list[RankNumber])
 # Each rank gives, or gets, as many elements as every other one. Others may differ, such as all_to_all.
 _EQUAL = frozenset(
@@ -141,7 +141,7 @@ class Parting:
         }
 
 
-def read(document: Mapping[str, Any]) -> Record:
+def read(document: object) -> Record:
     """Return the calls of a rank by group; raises Misfit for a document of another shape."""
     known = read_record(document)
     config = known.get("pg_config") or {}
@@ -157,18 +157,18 @@ def read(document: Mapping[str, Any]) -> Record:
     }
 
 
-def collectives(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def collectives(document: FlightRecord) -> list[FlightEntry]:
     """Return the entries of a record that are collectives."""
     return [one for one in document.get("entries") or () if not one.get("is_p2p")]
 
 
-def newest(entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def newest(entries: Sequence[FlightEntry]) -> list[FlightEntry]:
     """Return the entries of existing groups: an earlier group of the same name may have been destroyed."""
     latest = {group_key(one): one.get("pg_id") for one in entries}
     return [one for one in entries if one.get("pg_id") == latest[group_key(one)]]
 
 
-def group_key(entry: Mapping[str, Any]) -> str:
+def group_key(entry: FlightEntry) -> str:
     """Return the group and, unless that is gloo, the backend of an entry: each backend numbers its own collectives."""
     name, backend = str(entry["process_group"][0]), backend_of(entry)
     return name if backend in ("", "gloo") else f"{name}/{backend}"
@@ -179,23 +179,23 @@ def group_name(key: str) -> str:
     return key.partition("/")[0]
 
 
-def op_of(entry: Mapping[str, Any]) -> str:
+def op_of(entry: FlightEntry) -> str:
     """Return the name of the operation."""
     call = str(entry.get("profiling_name") or "collective")
     return call.partition(":")[2] or call
 
 
-def backend_of(entry: Mapping[str, Any]) -> str:
+def backend_of(entry: FlightEntry) -> str:
     """Return the backend, empty where the record does not name it."""
     return str(entry.get("profiling_name") or "").rpartition(":")[0]
 
 
-def is_done(entry: Mapping[str, Any]) -> bool:
+def is_done(entry: FlightEntry) -> bool:
     """Whether the call has ended; gloo's remain `scheduled`."""
     return bool(entry.get("retired")) or entry.get("state") == "completed"
 
 
-def members_of(config: Mapping[str, Any] | None) -> list[int] | None:
+def members_of(config: FlightGroup | None) -> list[int] | None:
     """Return the members of a group, None where the record does not have them."""
     try:
         ranks = _read_ranks(parse((config or {}).get("ranks") or ""))
@@ -204,16 +204,16 @@ def members_of(config: Mapping[str, Any] | None) -> list[int] | None:
     return ranks or None
 
 
-def merged(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def merged(documents: Sequence[FlightRecord]) -> FlightRecord:
     """Return the records of several backends of one rank as one."""
     entries = [one for document in documents for one in document.get("entries") or ()]
-    groups: dict[str, Any] = {}
+    groups: dict[str, FlightGroup] = {}
     for document in documents:
         groups.update(document.get("pg_config") or {})
     return {"entries": entries, "pg_config": groups}
 
 
-def newest_rows(entries: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
+def newest_rows(entries: Sequence[FlightEntry]) -> list[list[Any]]:
     """Return the newest of these entries as rows that a wire can carry, for `from_rows`."""
     return [list(call_of(one)) for one in entries[-_NEAR:]]
 
@@ -228,11 +228,10 @@ def from_rows(rows: Mapping[str, Sequence[Sequence[Any]]], where: Mapping[str, s
     return {name: GroupCalls(name, "", None, own) for name, own in placed.items()}
 
 
-def call_of(entry: Mapping[str, Any]) -> Call:
+def call_of(entry: FlightEntry) -> Call:
     """Return a call from its entry."""
     op = op_of(entry).lstrip("_").replace("_oop", "")
-    key = "output_sizes" if op == "scatter" else "input_sizes"
-    sizes = entry.get(key) or []
+    sizes = (entry.get("output_sizes") if op == "scatter" else entry.get("input_sizes")) or []
     # A damaged record may claim any lengths.
     elements = sum(math.prod(max(0, min(length, 1 << 32)) for length in size[:_MAX_DIMENSIONS]) for size in sizes)
     text = str(sizes[0] if len(sizes) == 1 else sizes)
@@ -252,7 +251,7 @@ def call_of(entry: Mapping[str, Any]) -> Call:
     )
 
 
-def _place(entry: Mapping[str, Any]) -> str:
+def _place(entry: FlightEntry) -> str:
     """Return the innermost line of the script."""
     frames = entry.get("frames") or ()
     own = next((frame for frame in frames if not _LIBRARIES.search(frame["filename"])), None)

@@ -17,7 +17,7 @@ from remote_agent.text.names import read_number
 from remote_agent.text.shapes import clip
 
 if TYPE_CHECKING:
-    from remote_agent.wire.documents import Json, NcclGroup, NcclOutput, NcclSummary
+    from remote_agent.wire.documents import NcclGroup, NcclOutput, NcclSummary
 
 _WORD = re.compile(r"\b[NR]CCL\b")
 _HEAD = re.compile(r"(?<![\w.-])(?P<host>[A-Za-z0-9][\w.-]*):(?P<pid>\d+):(?P<thread>\d+) \[-?\d+\]")
@@ -231,20 +231,23 @@ class NcclProcess:
         candidates = [comm for comm in reversed(self._comms) if comm.rank == own]
         return next((comm for comm in candidates if comm.thread == thread), candidates[0] if candidates else None)
 
-    def result(self) -> Json:
-        """Return `facts`, `comms` [[key, rank, nranks]], `links` [[key, from, to, transport, channels]], `warnings`."""
+    def facts(self) -> dict[str, object]:
+        """Return what it has printed, by fact."""
+        facts = {name: _one_of(name, values) for name, values in self.values.items() if name not in _SUMMARY_ONLY}
+        return {**facts, "env": self._env}
+
+    def comms(self) -> list[tuple[str, int, int]]:
+        """Return its communicators: key, rank, nranks."""
+        return [(comm.key, comm.rank, comm.nranks) for comm in self._comms]
+
+    def links(self) -> list[tuple[str, int, int, str, int]]:
+        """Return its links: key, from, to, transport, channels."""
         links = dict(self._links)
         if len(self._comms) < 2:
             # If the end of the text is cut off, no communicator is named; of several, any could be meant.
             key = self._comms[0].key if self._comms else "?"
             links.update({(key, *place[1:]): channels for place, channels in self._early.items()})
-        facts = {name: _one_of(name, values) for name, values in self.values.items() if name not in _SUMMARY_ONLY}
-        return {
-            "facts": {**facts, "env": self._env},
-            "comms": [[comm.key, comm.rank, comm.nranks] for comm in self._comms],
-            "links": [[*place, len(channels)] for place, channels in links.items()],
-            "warnings": self.warnings,
-        }
+        return [(*place, len(channels)) for place, channels in links.items()]
 
 
 def node_map(ranks: Iterable[tuple[int, NcclProcess]]) -> NcclOutput:
@@ -254,15 +257,15 @@ def node_map(ranks: Iterable[tuple[int, NcclProcess]]) -> NcclOutput:
     for rank, process in ranks:
         if not process.seen:
             continue
-        own = process.result()
-        group = next((group for group in groups if group["facts"] == own["facts"]), None)
+        facts = process.facts()
+        group = next((group for group in groups if group["facts"] == facts), None)
         if group is None:
-            group = {"ranks": [], "facts": own["facts"]}
+            group = {"ranks": [], "facts": facts}
             groups.append(group)
         group["ranks"].append(rank)
-        node["comms"] += [[rank, *comm] for comm in own["comms"]]
-        node["links"] += [[rank, *link] for link in own["links"]]
-        node["warnings"] += [[rank, text, count] for text, count in own["warnings"].items()]
+        node["comms"] += [[rank, *comm] for comm in process.comms()]
+        node["links"] += [[rank, *link] for link in process.links()]
+        node["warnings"] += [[rank, text, count] for text, count in process.warnings.items()]
     return node
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from remote_agent.diagnose.evidence import JobContext, RankEvidence, name_nodes
 from remote_agent.diagnose.exits import signal_name
@@ -358,7 +358,7 @@ def _background_text(failures: Mapping[int | None, Trace], ranks: Sequence[int])
     return [f"{trace.background} failed with {trace.headline}{place}"]
 
 
-def _absence(missing: Mapping[str, Any]) -> str:
+def _absence(missing: MissingRanks) -> str:
     """Return which collective the missing ranks never reached."""
     waiting = missing["waiting"]
     if not waiting:

@@ -22,7 +22,7 @@ from remote_agent.wire.channel import refuse
 if TYPE_CHECKING:
     from remote_agent.base.paths import JobFiles
     from remote_agent.base.tasks import Tasks
-    from remote_agent.wire.documents import Json
+    from remote_agent.wire import Args
 
 log = logging.getLogger(__name__)
 
@@ -46,10 +46,10 @@ class Peers:
         self._node = node
         self.endpoint = endpoint
         self._tasks = tasks
-        self.members: dict[str, Json] = read_json(files.members)
+        self.members: dict[str, Args] = read_json(files.members)
         """Address and port of each agent, by node."""
-        self._own: dict[str, Json] = {}
-        self._certain: dict[str, Json] = {}
+        self._own: dict[str, Args] = {}
+        self._certain: dict[str, Args] = {}
         """Where nodes listen according to themselves, to an operator or to their certificate."""
         self._written = dict(self.members)
         self._writing = False
@@ -127,7 +127,7 @@ class Peers:
         where = self._certain.get(node)
         return where is not None and await is_dead(where["address"], int(where["port"]))
 
-    async def ask(self, node: str, op: str, args: Json) -> Json | None:
+    async def ask(self, node: str, op: str, args: Args) -> Args | None:
         """Return another node's answer to one question, None where there is none."""
         where = self.members.get(node)
         if where is None or node == self._node:
@@ -142,7 +142,7 @@ class Peers:
         port = split_endpoint(self.endpoint, 0)[1]
         return not port or any(name in nodes and where["port"] == port for name, where in self.members.items())
 
-    async def ask_endpoint(self, op: str, args: Json) -> tuple[Json | None, str]:
+    async def ask_endpoint(self, op: str, args: Args) -> tuple[Args | None, str]:
         """Return the answer of the agent at the job's endpoint, or None and the reason."""
         try:
             return await self._ask_at("", *split_endpoint(self.endpoint, 0), op, args), ""
@@ -150,7 +150,7 @@ class Peers:
             foreign = isinstance(error.__cause__, ssl.SSLCertVerificationError)
             return None, f"{error} (another key or another --rdzv-id there)" if foreign else str(error)
 
-    async def _ask_at(self, node: str, address: str, port: int, op: str, args: Json) -> Json | None:
+    async def _ask_at(self, node: str, address: str, port: int, op: str, args: Args) -> Args | None:
         channel = await connect(self._files, node, address, port, refuse)
         running = asyncio.ensure_future(channel.run())
         try:
@@ -164,10 +164,10 @@ class Peers:
             await asyncio.gather(running, return_exceptions=True)
 
 
-async def _join_pieces(pieces: Items) -> Json:
+async def _join_pieces(pieces: Items) -> Args:
     """Return the pieces of an answer as one; each piece has some of its records."""
-    whole: Json = {}
-    records: list[Json] = []
+    whole: Args = {}
+    records: list[Args] = []
     try:
         async for piece in pieces:
             whole.update(piece.data)

@@ -14,10 +14,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from remote_agent.base.ports import NoFreePort, reached_as
 from remote_agent.base.proc import slurm_ending
@@ -33,6 +33,9 @@ from remote_agent.engine.torch_processes import Torch, TorchProcesses
 from remote_agent.vitals import netif
 from remote_agent.vitals.host_notes import HostNotes
 from remote_agent.wire import Answer, Args, Channel, ChannelClosed, Problem, WireError
+
+if TYPE_CHECKING:
+    from remote_agent.wire.answers import NetworkNotice, RankStacks, StartedWorkers, StoppedWorkers, TorchFacts
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +65,7 @@ class Engine:
         # does not install its signal handlers in it.
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "processes")
         self._torch = torch or TorchProcesses(job, self._finish_in_thread, self._orphans, self._store_failed)
-        self._facts: asyncio.Task[dict[str, Any]] | None = None
+        self._facts: asyncio.Task[TorchFacts] | None = None
         """The facts about the installed torch, once they have been requested."""
         # A name server that does not answer takes seconds.
         self._own_name = asyncio.ensure_future(netif.own_name_address())
@@ -79,11 +82,11 @@ class Engine:
         self._granted_s = 0.0
         self._renewed = asyncio.Event()
         """Set by each sign of life of the agent."""
-        self._outbox: asyncio.Queue[tuple[str, Args]] = asyncio.Queue()
+        self._outbox: asyncio.Queue[tuple[str, Mapping[str, object]]] = asyncio.Queue()
         self._standby = Standby(
             self._orphans, self._finish_in_thread, lambda facts: self._outbox.put_nowait(("standby", facts))
         )
-        self._ops = {
+        self._ops: dict[str, Callable[[Args], Awaitable[Mapping[str, object]]]] = {
             "hello": self._hello,
             "lease": self._renew,
             "prepare": self._prepare,
@@ -120,7 +123,7 @@ class Engine:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         await self._vanish()
 
-    async def _renew(self, args: Args) -> dict[str, Any]:
+    async def _renew(self, args: Args) -> Mapping[str, object]:
         """Note that the agent is alive; for this many seconds the other nodes do not give up this node."""
         self._granted_s = float(args["s"])
         self._renewed.set()
@@ -154,7 +157,7 @@ class Engine:
             await asyncio.wait({running})
             raise
 
-    async def _installed(self, here: installed.Installation | None = None, nproc: str = "1") -> dict[str, Any]:
+    async def _installed(self, here: installed.Installation | None = None, nproc: str = "1") -> TorchFacts:
         """Return torch's facts; raises Problem when it cannot be imported."""
         if self._facts is None:
             here = here or installed.Installation("", self._torch.ask)
@@ -165,7 +168,7 @@ class Engine:
             raise Problem("engine", f"torch cannot be imported: {facts['error']}", hint)
         return facts
 
-    async def _hello(self, args: Args) -> dict[str, Any]:
+    async def _hello(self, args: Args) -> TorchFacts:
         """Return what is installed; `order`: what `go` will probably have, to prepare for it meanwhile."""
         known, nproc = str(args.get("known") or ""), str(args.get("nproc") or "1")
         here = installed.Installation(known, self._torch.ask)
@@ -175,9 +178,10 @@ class Engine:
         facts = await self._installed(here, nproc)
         if remembered is None:
             await self._expect(args.get("order"), nproc, facts)
-        return {name: facts.get(name) for name in ("torch", "python", "gpus", "devices", "cuda", "nccl")}
+        return {"torch": facts["torch"], "python": facts["python"], "gpus": facts["gpus"],
+                "devices": facts["devices"], "cuda": facts["cuda"], "nccl": facts["nccl"]}  # fmt: skip
 
-    async def _expect(self, order: Any, nproc: str, facts: dict[str, Any]) -> None:
+    async def _expect(self, order: Any, nproc: str, facts: TorchFacts) -> None:
         """Start the waiting process for the ranks of an order that has not come yet."""
         count = int(nproc) if nproc.isdigit() else int(facts["devices"].get(nproc, 0))
         if not isinstance(order, dict) or not count:
@@ -191,7 +195,7 @@ class Engine:
     def _store_failed(self, why: str) -> None:
         self._outbox.put_nowait(("order_failed", {"generation": self._prepared, "message": why}))
 
-    async def _prepare(self, args: Args) -> dict[str, Any]:
+    async def _prepare(self, args: Args) -> Mapping[str, object]:
         generation = _number(args, "generation")
         if generation <= self._floor:
             raise Problem("stale", f"generation {generation} is over")
@@ -215,7 +219,7 @@ class Engine:
             raise Problem("store", f"no store on {host}: {text}", "is the `address` of this host right?") from error
         return {"port": port}
 
-    async def _go(self, args: Args) -> dict[str, Any]:
+    async def _go(self, args: Args) -> StartedWorkers:
         order = Order.from_args(args)
         leaked = (await self._installed())["leaked"]
         context = LaunchContext(self._notes, self._orphans, leaked, self._finish_in_thread, self._standby)
@@ -244,16 +248,16 @@ class Engine:
         group.watch(lambda op, notice: self._outbox.put_nowait((op, notice)))
         return {**group.answer(), "t_ns": time.time_ns(), "notice": notice}
 
-    async def _with_sockets(self, order: Order) -> tuple[Order, dict[str, str] | None]:
+    async def _with_sockets(self, order: Order) -> tuple[Order, NetworkNotice | None]:
         """Return the order with the variables by which other nodes reach its workers, and what to say about them."""
         if order.group_world_size == 1 and order.rendezvous is None:
             return order, None
         environment = {**os.environ, **order.env}
         sockets = await netif.sockets(order.address, await asyncio.shield(self._own_name), environment)
-        notice = {"kind": sockets.kind, "message": sockets.notice} if sockets.notice else None
+        notice: NetworkNotice | None = {"kind": sockets.kind, "message": sockets.notice} if sockets.notice else None
         return dataclasses.replace(order, env={**order.env, **sockets.variables}), notice
 
-    async def _stop(self, args: Args) -> dict[str, Any]:
+    async def _stop(self, args: Args) -> StoppedWorkers:
         generation = _number(args, "generation")
         if generation < self._current:
             raise Problem("stale", f"generation {generation} is over, {self._current} is here")
@@ -265,7 +269,7 @@ class Engine:
                 await asyncio.wait_for(asyncio.shield(self._starting), START_S)
             except asyncio.TimeoutError as error:
                 raise Problem("stuck", f"workers of generation {self._current} are still being started") from error
-        nothing: dict[str, Any] = {"exits": [], "stacks": {}}
+        nothing: StoppedWorkers = {"exits": [], "stacks": {}}
         if self._group is None:
             return nothing
         # An older generation is stopped too: nothing up to this one may continue.
@@ -277,32 +281,32 @@ class Engine:
             raise Problem("no_workers", "no worker runs on this node")
         return self._group
 
-    async def _stacks(self, args: Args) -> dict[str, Any]:
+    async def _stacks(self, args: Args) -> RankStacks:
         return await self._live_group().stacks(args.get("ranks"))
 
-    async def _pulse(self, args: Args) -> dict[str, Any]:
+    async def _pulse(self, args: Args) -> Mapping[str, object]:
         return {"ranks": await self._live_group().pulses(bool(args.get("stacks")))}
 
-    async def _keep(self, args: Args) -> dict[str, Any]:
+    async def _keep(self, args: Args) -> Mapping[str, object]:
         return {"files": await self._live_group().keep(args.get("ranks"))}
 
-    async def _signal(self, args: Args) -> dict[str, Any]:
+    async def _signal(self, args: Args) -> Mapping[str, object]:
         return {"refused": self._live_group().send(args["pids"], str(args["signal"]))}
 
-    async def _begin_standby(self, args: Args) -> dict[str, Any]:
+    async def _begin_standby(self, args: Args) -> Mapping[str, object]:
         """Start the waiting process, now that the ranks have made steps."""
         if self._live_group().generation == _number(args, "generation"):
             await self._standby.begin()
         return {}
 
-    async def _rest(self, args: Args) -> dict[str, Any]:
+    async def _rest(self, args: Args) -> Mapping[str, object]:
         """Start the waiting process for the next job, now that this one is over."""
         self._refuse_while_running()
         # No rank runs here that it could slow down.
         await self._standby.begin(is_urgent=True)
         return {}
 
-    async def _next(self, args: Args) -> dict[str, Any]:
+    async def _next(self, args: Args) -> Mapping[str, object]:
         """Serve another job: what is loaded stays, and all else is as if this process had just been started."""
         self._refuse_while_running()
         os.environ.clear()

@@ -9,7 +9,7 @@ import json
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from remote_agent.diagnose.tracebacks import read_error_document
 
@@ -75,7 +75,7 @@ def read_tail(path: Path) -> tuple[str, int | None]:
     return b"\n".join(lines[-TAIL_LINES:]).decode("utf-8", "replace"), count
 
 
-def _count_lines(file: Any) -> int:
+def _count_lines(file: BinaryIO) -> int:
     count, last = 0, b"\n"
     while block := file.read(1 << 20):
         count += block.count(b"\n")
@@ -107,7 +107,7 @@ def _fitting(document: RankExit, size: int) -> RankExit:
     return cut
 
 
-def _cut(value: Any, chars: int) -> Any:
+def _cut(value: object, chars: int) -> Any:
     if isinstance(value, dict):
         return {key: _cut(one, chars) for key, one in value.items()}
     if not isinstance(value, str):

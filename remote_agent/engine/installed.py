@@ -17,11 +17,12 @@ import sys
 import sysconfig
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 from remote_agent.base.files import atomic_write, read_json
 from remote_agent.base.proc import last_line, own_command, run_program
 from remote_agent.vitals.gpus.gpu import SELECTORS
+from remote_agent.wire.answers import TorchFacts
+from remote_agent.wire.gate import Misfit, parse, reader
 
 log = logging.getLogger(__name__)
 
@@ -33,19 +34,19 @@ MAX_KNOWN = 16
 DEVICES = ("nvidia", "kfd", "dri", "accel")
 # Variables that change what torch is, or what it sees.
 VARIABLES = ("PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD", *SELECTORS)
-Ask = Callable[[], Awaitable["dict[str, Any]"]]
+_read_facts = reader(TorchFacts, "torch", "python", "gpus", "devices", "cuda", "nccl", "leaked")
+Ask = Callable[[], Awaitable["TorchFacts"]]
 
 
-async def ask(timeout_s: float = IMPORT_S) -> dict[str, Any]:
-    """Return torch's facts, or {"error": why it cannot be imported}: a process imports it and ends."""
+async def ask(timeout_s: float = IMPORT_S) -> TorchFacts:
+    """Return torch's facts, or only why it cannot be imported: a process imports it and ends."""
     try:
         status, out, err = await run_program(own_command("probe", "facts"), timeout_s)
     except asyncio.TimeoutError:
         return {"error": f"torch did not import within {timeout_s:g} s"}
     if status == 0:
         with contextlib.suppress(ValueError, IndexError):
-            facts: dict[str, Any] = json.loads(out.splitlines()[-1])
-            return facts
+            return _read_facts(parse(out.splitlines()[-1]))
     return {"error": last_line(err) or f"the probe exited with code {status}"}
 
 
@@ -58,15 +59,17 @@ class Installation:
         self._ask = ask_torch
         self._key = stamp() if known else ""
 
-    def remembered(self) -> dict[str, Any] | None:
+    def remembered(self) -> TorchFacts | None:
         """Return the facts as they were seen last; None if this installation is new here."""
         if self._path is None or not self._key:
             return None
-        facts = read_json(self._path).get(self._key)
-        return facts if isinstance(facts, dict) and {"torch", "devices", "leaked"} <= facts.keys() else None
+        try:
+            return _read_facts(read_json(self._path).get(self._key))
+        except Misfit:
+            return None
 
-    async def facts(self, nproc: str) -> dict[str, Any]:
-        """Return the facts, or {"error": …}; `nproc`: a number, or a word that `devices` has and torch must count."""
+    async def facts(self, nproc: str) -> TorchFacts:
+        """Return the facts, or only an error; `nproc`: a number, or a word that `devices` has and torch must count."""
         facts = self.remembered()
         if facts is not None and (nproc.isdigit() or facts.get("only_cpu")):
             return facts

@@ -12,10 +12,13 @@ import re
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Optional
 
 from remote_agent.base.files import set_aside
 from remote_agent.wire import Args, Problem
+from remote_agent.wire.documents import OrderedMeeting
+from remote_agent.wire.gate import Misfit, text
+from remote_agent.wire.job_spec import read_fields
 
 KINDS = ("script", "module", "run_path", "binary")
 # Variables for the agent that workers must not inherit.
@@ -53,7 +56,7 @@ class Order:
     virtual_local_rank: bool
     shutdown_timeout: int
     """Seconds from SIGTERM to SIGKILL for workers that torch's agent stops."""
-    rendezvous: dict[str, Any] | None
+    rendezvous: OrderedMeeting | None
     """How torch's agents form the group; None: the ranks are in this order."""
     standby: str
     """The directory of what is known of scripts for a waiting process; empty: there is none."""
@@ -62,23 +65,16 @@ class Order:
     def from_args(cls, args: Args) -> Order:
         """Read the arguments of `go`; raises Problem that names the wrong argument."""
         try:
-            values = {field.name: args[field.name] for field in dataclasses.fields(cls)}
-            values["env"] = {str(key): str(args["env"][key]) for key in args["env"] if key not in OWN_VARIABLES}
-            values["args"] = tuple(str(word) for word in args["args"])
-            values["log_dir"] = Path(args["log_dir"])
-            order = cls(**values)
-        except KeyError as error:
-            raise Problem("bad_request", f"the order lacks {error}") from error
-        except TypeError as error:
-            raise Problem("bad_request", f"go: {error}") from error
+            order = cls(**read_fields(cls, args, _OBJECTS))
+        except Misfit as error:
+            raise Problem("bad_request", f"the order: {error}") from error
+        for name in OWN_VARIABLES:
+            order.env.pop(name, None)
         order.check()
         return order
 
     def check(self) -> None:
         """Raise Problem when the order cannot be carried out on this node."""
-        for field in dataclasses.fields(self):
-            if field.type == "int" and type(getattr(self, field.name)) is not int:
-                raise Problem("bad_request", f"{field.name} is not a number: {getattr(self, field.name)!r}")
         if self.kind not in KINDS:
             raise Problem("bad_request", f"unknown kind of script: {self.kind}")
         if self.local_world_size < 1 or self.base_rank + self.local_world_size > self.world_size:
@@ -91,6 +87,13 @@ class Order:
                 raise Problem("bad_request", f"{name} is not absolute: {getattr(self, name)}")
         if not os.path.isdir(self.cwd):
             raise Problem("cwd", f"no such directory on this node: {self.cwd}", "is the work tree synced here?")
+
+
+# The fields that are objects.
+_OBJECTS = {
+    "log_dir": Annotated[Path, lambda path: Path(text(path))],
+    "rendezvous": Optional[OrderedMeeting],
+}
 
 
 def worker_environment(order: Order, local_rank: int, leaked: dict[str, str]) -> dict[str, str]:

@@ -19,6 +19,7 @@ from remote_agent.engine.torch_api import distributed, torch
 
 if TYPE_CHECKING:
     from remote_agent.wire import Args
+    from remote_agent.wire.answers import AllReduce, TorchFacts
 
 # 16 MiB of floats: enough to show a slow link, small enough for any GPU.
 ELEMENTS = 4 * 1024 * 1024
@@ -33,13 +34,13 @@ def main(what: str, text: str) -> int:
     return 0
 
 
-def facts() -> dict[str, Any]:
+def facts() -> TorchFacts:
     """Return torch's facts, and the GPUs by name."""
     names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     return {**torch_api.facts(), "gpu_names": names}
 
 
-def collective(args: Args) -> dict[str, Any]:
+def collective(args: Args) -> AllReduce:
     """Take part in all-reduces of 16 MiB and of 4 bytes; returns the medians in ms. Raises what torch raises.
 
     `bus_gb_per_s` is the traffic of each link as nccl-tests counts it: a ring moves 2 (n - 1) / n of the bytes.

@@ -23,16 +23,20 @@ import sys
 import sysconfig
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from remote_agent.base.files import atomic_write, read_json
 from remote_agent.base.tasks import within
 from remote_agent.engine import boot_dir
 from remote_agent.vitals.host import HostUsage
+from remote_agent.wire.documents import Count
+from remote_agent.wire.gate import Misfit, reader
 
 if TYPE_CHECKING:
     from remote_agent.engine.order import Order
     from remote_agent.engine.processes import Orphans
+    from remote_agent.wire.answers import ForkedRank, ForkOrder, LoadedModules, LoadOrder
+    from remote_agent.wire.documents import StandbyStatus
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +104,17 @@ class LastStart:
     """The generation's own directory; None where nothing was started yet."""
 
 
+KnownScript = TypedDict("KnownScript", {"modules": list[str], "left_out": dict[str, str], "pss_kb": Count}, total=False)
+_read_script = reader(KnownScript)
+
+
+def _read_known(path: Path) -> KnownScript:
+    """Return what a file says; nothing if it is damaged."""
+    with contextlib.suppress(Misfit):
+        return _read_script(read_json(path))
+    return {}
+
+
 class Memory:
     """What is known of a script on this node, in one file: the modules that its ranks load, and what not to load."""
 
@@ -110,7 +125,8 @@ class Memory:
         self._path = folder / f"{script}-{_digest([order.cwd])}.json"
         # A tree that is new here begins with what the newest other one's script of that name has loaded.
         others = _newest_first(folder, f"{script}-*.json")
-        self._known = next((known for path in (self._path, *others) if (known := read_json(path))), {})
+        nothing: KnownScript = {}
+        self._known = next((known for path in (self._path, *others) if (known := _read_known(path))), nothing)
 
     @property
     def modules(self) -> list[str]:
@@ -119,23 +135,20 @@ class Memory:
         return [name for name in self._names() if package_of(name) not in left_out]
 
     def _names(self) -> list[str]:
-        modules = self._known.get("modules")
-        names = modules if isinstance(modules, list) else []
-        return [name for name in names if isinstance(name, str) and MODULE.fullmatch(name)] or named_by(self._started)
+        known = [name for name in self._known.get("modules", ()) if MODULE.fullmatch(name)]
+        return known or named_by(self._started)
 
     @property
     def left_out(self) -> dict[str, str]:
         """Packages that are not loaded, with the reason."""
-        reasons = self._known.get("left_out")
-        return {str(name): str(why) for name, why in reasons.items()} if isinstance(reasons, dict) else {}
+        return self._known.get("left_out", {})
 
     @property
     def pss_kb(self) -> int:
         """The memory that the waiting process took last time, or an estimate."""
-        measured = self._known.get("pss_kb")
-        return measured if isinstance(measured, int) and measured > 0 else EXPECTED_KB
+        return self._known.get("pss_kb") or EXPECTED_KB
 
-    def note(self, **facts: Any) -> None:
+    def note(self, facts: KnownScript) -> None:
         """Remember facts for the next time."""
         self._known.update(facts)
         try:
@@ -154,7 +167,7 @@ class Memory:
         names = dict.fromkeys([*known, *(name for name, _, _ in noted if MODULE.fullmatch(name))])
         modules = [name for name in names if package_of(name) not in outside]
         if modules != known:
-            self.note(modules=modules)
+            self.note({"modules": modules})
 
 
 def package_of(name: str) -> str:
@@ -236,7 +249,7 @@ def _is_package(name: str, folders: Sequence[str]) -> bool:
 class Standby:
     """At most one waiting process. An owner must await `close`."""
 
-    def __init__(self, orphans: Orphans, in_thread: InThread, notify: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, orphans: Orphans, in_thread: InThread, notify: Callable[[StandbyStatus], None]) -> None:
         self._orphans = orphans
         self._in_thread = in_thread
         self._notify = notify
@@ -258,7 +271,6 @@ class Standby:
         self._ending = asyncio.Lock()
         self._limit: asyncio.TimerHandle | None = None
         self._why = "nothing was loaded before"
-        self._facts: dict[str, Any] = {"state": "off"}
 
     # When it is started
 
@@ -335,7 +347,7 @@ class Standby:
             self._settled.clear()
         self._say("loading", "")
 
-    def _to_load(self, order: Order, memory: Memory, is_urgent: bool) -> dict[str, Any]:
+    def _to_load(self, order: Order, memory: Memory, is_urgent: bool) -> LoadOrder:
         """Return the order to load modules, which is noted."""
         self._names = frozenset(memory.modules)
         return {
@@ -375,14 +387,14 @@ class Standby:
         begins_again = bool(package) and package not in memory.left_out
         await self._end(why, begins_again)
         if begins_again:
-            memory.note(left_out={**memory.left_out, package: why})
+            memory.note({"left_out": {**memory.left_out, package: why}})
             await self.begin(is_urgent)
 
-    def _ready(self, facts: dict[str, Any]) -> None:
+    def _ready(self, facts: LoadedModules) -> None:
         made_for = self._made_for
         assert made_for is not None
         memory = Memory(made_for)
-        memory.note(pss_kb=facts["pss_kb"])
+        memory.note({"pss_kb": facts["pss_kb"]})
         self._is_ready = True
         self._settled.set()
         short = shortage(0, Path(made_for.order.cwd), facts["pss_kb"])
@@ -391,13 +403,13 @@ class Standby:
             self._process.kill()
             return
         left_out = [*memory.left_out.values(), *facts["without"]]
-        self._say("ready", "", modules=facts["modules"], mb=facts["pss_kb"] // 1024, left_out=left_out)
+        self._say("ready", "", facts["modules"], facts["pss_kb"] // 1024, left_out)
 
-    def _say(self, state: str, why: str, **facts: Any) -> None:
+    def _say(self, state: str, why: str, modules: int = 0, mb: int = 0, left_out: Iterable[str] = ()) -> None:
         self._why = why
         pid = self._process.pid if self._process is not None else None
-        self._facts = {"state": state, "pid": pid, "why": why, "modules": 0, "mb": 0, "left_out": [], **facts}
-        self._notify(dict(self._facts))
+        known = list(left_out)
+        self._notify({"state": state, "pid": pid, "why": why, "modules": modules, "mb": mb, "left_out": known})
 
     def _fail(self, why: str) -> None:
         log.info("no waiting process: %s", why)
@@ -416,7 +428,7 @@ class Standby:
             raise Cold(why)
         assert self._writer is not None
         assert self._made_for is not None
-        ranks = [
+        ranks: list[ForkedRank] = [
             {
                 "env": envs[local_rank],
                 "boot": str(boot),
@@ -425,7 +437,7 @@ class Standby:
             }
             for local_rank, directory in directories.items()
         ]
-        request = {
+        request: ForkOrder = {
             "ranks": ranks,
             "cwd": order.cwd,
             "tree": _script_directory(order),

@@ -20,12 +20,13 @@ only to bind workers to NUMA nodes.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import os
 import platform
 import socket
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed
@@ -36,6 +37,9 @@ from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, PCont
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from torch.distributed.launcher import api
+
+if TYPE_CHECKING:
+    from remote_agent.wire.answers import TorchFacts
 
 __all__ = [
     "ChildFailedError",
@@ -67,7 +71,7 @@ STORE_TIMEOUT = timedelta(seconds=20)
 logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.ERROR)
 
 
-def facts() -> dict[str, Any]:
+def facts() -> TorchFacts:
     """Return what the engine reports about this installation."""
     nccl = None
     if torch.cuda.is_available() and distributed.is_nccl_available():
@@ -121,14 +125,15 @@ def _devices() -> dict[str, int]:
 
 def open_store(host: str, listening: socket.socket, timeout: timedelta = STORE_TIMEOUT) -> TCPStore:
     """Serve a fresh store on a socket, which is taken over; raises RuntimeError when `host` is not this machine."""
-    port = listening.getsockname()[1]
-    options: dict[str, Any] = {"is_master": True, "wait_for_workers": False, "timeout": timeout}
-    options["master_listen_fd"] = listening.detach()
+    serve = functools.partial(
+        TCPStore, host, listening.getsockname()[1], is_master=True, wait_for_workers=False, timeout=timeout,
+        master_listen_fd=listening.detach(),
+    )  # fmt: skip
     try:
-        return TCPStore(host, port, **options)
+        return serve()
     except NotImplementedError:
         # With libuv, torch 2.6 cannot take over a socket.
-        return TCPStore(host, port, **options, use_libuv=False)
+        return serve(use_libuv=False)
 
 
 def _leaked_environment() -> dict[str, str]:

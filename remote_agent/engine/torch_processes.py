@@ -22,6 +22,7 @@ from remote_agent.engine.store_process import MESSAGE_BYTES
 
 if TYPE_CHECKING:
     from remote_agent.engine.processes import Orphans
+    from remote_agent.wire.answers import TorchFacts
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +32,8 @@ STORE_S = 30.0
 class Torch(Protocol):
     """What the engine needs torch for."""
 
-    async def ask(self) -> dict[str, Any]:
-        """Return torch's facts, or {"error": why it cannot be imported}."""
+    async def ask(self) -> TorchFacts:
+        """Return torch's facts, or only why it cannot be imported."""
         ...
 
     async def serve(self, host: str, listening: socket.socket) -> None:
@@ -74,7 +75,7 @@ class TorchProcesses:
         """What is awaited, by the number of the request."""
         self._requests = 0
 
-    async def ask(self) -> dict[str, Any]:
+    async def ask(self) -> TorchFacts:
         return await installed.ask()
 
     async def serve(self, host: str, listening: socket.socket) -> None:

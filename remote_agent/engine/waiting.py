@@ -21,10 +21,10 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Any
 
-    from remote_agent.wire import Args
+    from remote_agent.wire.answers import ForkedRank, ForkOrder, LoadOrder
 
 ORDER = "wait.json"
 PR_SET_PDEATHSIG = 1
@@ -97,7 +97,7 @@ class EnginePipe:
         os.set_inheritable(descriptor, False)
         self._rest = b""
 
-    def send(self, document: dict[str, Any]) -> None:
+    def send(self, document: Mapping[str, object]) -> None:
         data = json.dumps(document).encode() + b"\n"
         while data:
             data = data[os.write(self.descriptor, data) :]
@@ -174,7 +174,7 @@ class Loading:
     Of modules that import each other the innermost is to blame; a package that is left out can still be found.
     """
 
-    def __init__(self, order: Args) -> None:
+    def __init__(self, order: LoadOrder) -> None:
         self._left_out = frozenset(order["left_out"])
         self._varying, self._prefixes = frozenset(order["varying"]), tuple(order["prefixes"])
         self.needs: dict[str, str] = {}
@@ -238,7 +238,7 @@ def _package(module: str) -> str:
     return module.partition(".")[0]
 
 
-def load(order: Args) -> dict[str, str]:
+def load(order: LoadOrder) -> dict[str, str]:
     """Import modules by name, without those that cannot be; returns `Loading.needs`, raises NotForkable."""
     main = sys.modules["__main__"]
     before = _state()
@@ -289,7 +289,7 @@ def _load_one(name: str) -> None:
                 del sys.modules[one]
 
 
-def _state() -> dict[str, Any]:
+def _state() -> dict[str, object]:
     """Return what imports should leave as it was."""
     umask = os.umask(0o77)
     os.umask(umask)
@@ -375,7 +375,7 @@ def changed_since(first: dict[str, str]) -> dict[str, str | None]:
     return {name: now.get(name) for name in {**first, **now} if now.get(name) != first.get(name)}
 
 
-def fork_ranks(ranks: list[dict[str, Any]], wire: EnginePipe) -> Any:
+def fork_ranks(ranks: list[ForkedRank], wire: EnginePipe) -> ForkedRank | None:
     """Fork these ranks as children of the engine; returns None here, and each rank its own part of the order."""
     pids, tell = os.pipe()
     begin, let_begin = os.pipe()
@@ -432,7 +432,7 @@ def _fork_each(count: int) -> int:
     return -1
 
 
-def become(rank: dict[str, Any], request: Args, engine: int, changes: dict[str, str | None], oom: bytes) -> None:
+def become(rank: ForkedRank, request: ForkOrder, engine: int, changes: dict[str, str | None], oom: bytes) -> None:
     """Turn this process into a rank that Python has just started."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != engine:

@@ -5,12 +5,12 @@ In: a rank's progress and usage, a node's usage, as the status document has them
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from remote_agent.history.pyramid import Name
-    from remote_agent.wire.documents import Document
+    from remote_agent.wire.documents import NodeVitals, RankProgress, RankVitals
 
 RANK_KINDS = ("step", "loss", "lr", "grad_norm", "rate", "step_s", "rank_cpu")
 """Of a rank: the last step, loss, learning rate, gradient norm, throughput, seconds of a step, and cores in percent."""
@@ -20,33 +20,42 @@ _OF_NODE = {"cpu": "cpu", "mem": "mem_used"}
 _OF_GPU = {"gpu_use": "use", "gpu_mem": "mem_used", "gpu_power": "power", "gpu_temp": "temp"}
 
 
-def of_rank(rank: int, step: Any, progress: Document | None, vitals: Document | None) -> Iterator[tuple[Name, float]]:
+def of_rank(
+    rank: int, step: int | None, progress: RankProgress | None, vitals: RankVitals | None
+) -> Iterator[tuple[Name, float]]:
     """Yield what is known of a rank; a loss that is not finite is not."""
-    progress = progress or {}
-    pace = progress.get("steps_s")
-    values = {
+    own: Mapping[str, object] = progress or {}
+    pace = _number(own.get("steps_s"))
+    values: dict[str, object] = {
         "step": step,
-        "step_s": 1 / pace if isinstance(pace, (int, float)) and pace > 0 else None,
-        "rank_cpu": (vitals or {}).get("cpu"),
-        **{kind: progress.get(kind) for kind in ("loss", "lr", "grad_norm", "rate")},
+        "step_s": 1 / pace if pace is not None and pace > 0 else None,
+        "rank_cpu": vitals and vitals.get("cpu"),
+        **{kind: own.get(kind) for kind in ("loss", "lr", "grad_norm", "rate")},
     }
-    for kind, value in values.items():
-        if _is_number(value):
-            yield (kind, rank), float(value)
+    yield from _known(values, rank)
 
 
-def of_node(vitals: Document | None) -> Iterator[tuple[Name, float]]:
+def of_node(vitals: NodeVitals | None) -> Iterator[tuple[Name, float]]:
     """Yield what is known of a node and its GPUs."""
     vitals = vitals or {}
-    for kind, key in _OF_NODE.items():
-        if _is_number(vitals.get(key)):
-            yield (kind, -1), float(vitals[key])
+    yield from _known(_renamed(_OF_NODE, vitals), -1)
     for gpu in vitals.get("gpus") or ():
-        for kind, key in _OF_GPU.items():
-            if _is_number(gpu.get(key)) and _is_number(gpu.get("index")):
-                yield (kind, int(gpu["index"])), float(gpu[key])
+        if (index := gpu.get("index")) is not None:
+            yield from _known(_renamed(_OF_GPU, gpu), index)
 
 
-def _is_number(value: Any) -> bool:
+def _renamed(names: Mapping[str, str], vitals: Mapping[str, object]) -> dict[str, object]:
+    return {kind: vitals.get(key) for kind, key in names.items()}
+
+
+def _known(values: Mapping[str, object], of: int) -> Iterator[tuple[Name, float]]:
+    for kind, value in values.items():
+        if (number := _number(value)) is not None:
+            yield (kind, of), number
+
+
+def _number(value: object) -> float | None:
     # More than float32 has is unknown, too.
-    return type(value) in (int, float) and abs(value) < 3e38
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    return float(value) if abs(value) < 3e38 else None

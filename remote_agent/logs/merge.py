@@ -11,21 +11,22 @@ from __future__ import annotations
 
 import heapq
 import time
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Union
+from typing import TYPE_CHECKING, Protocol, TypeVar, Union
 
 from remote_agent.logs.index import MARK_GAP_NS
 from remote_agent.logs.records import Backwards, Forwards, Record
 from remote_agent.logs.selection import BODY_LIMIT
 from remote_agent.logs.slices import Breather
-from remote_agent.logs.window import index_until, row_json
+from remote_agent.logs.window import entry_of, index_until
 from remote_agent.wire import Answer
-from remote_agent.wire.documents import MAX_ROWS
+from remote_agent.wire.answers import MAX_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
     from remote_agent.logs.logfile import LogFile
     from remote_agent.logs.selection import Wanted
+    from remote_agent.wire.answers import LogPage
 
 _INDEX_WAIT_S = 0.5
 # Longest search for rare rows, from its first step on.
@@ -176,20 +177,22 @@ async def merged(
                 taken.append((file, record))
                 lines += len(record.rows) if record.t_ns >= (after_ns or 0) else 0
         await breather.breathe()
-    data: dict[str, Any] = {
+    data: LogPage = {
         "complete": heap.complete,
         "more": next_ns is not None,
         "apart": apart,
         "counted": until - since,
     }
     if counted is not None:
-        data.update(ends=ends, before=since - begin, behind=end - until)
+        data["ends"], data["before"], data["behind"] = ends, since - begin, end - until
     if after_ns is not None:
         # The record of each file that was being written at that time comes first, and began earlier.
         taken.sort(key=lambda item: item[1].t_ns)
-        return _answer(taken, {**data, "since_ns": after_ns, "until_ns": newest_ns if next_ns is None else next_ns})
-    until_ns = newest_ns if before_ns is None else before_ns
-    return _answer(taken[::-1], {**data, "since_ns": 0 if next_ns is None else next_ns + 1, "until_ns": until_ns})
+        data["since_ns"], data["until_ns"] = after_ns, newest_ns if next_ns is None else next_ns
+        return _answer(taken, data)
+    data["since_ns"] = 0 if next_ns is None else next_ns + 1
+    data["until_ns"] = newest_ns if before_ns is None else before_ns
+    return _answer(taken[::-1], data)
 
 
 class _Patience:
@@ -215,13 +218,13 @@ def _bounded(record: Record) -> Record:
     return Record(record.t_ns, [row._replace(text=row.text[:clip]) for row in record.rows])
 
 
-def _answer(taken: list[tuple[LogFile, Record]], data: dict[str, Any]) -> Answer:
-    rows: list[dict[str, Any]] = []
+def _answer(taken: list[tuple[LogFile, Record]], data: LogPage) -> Answer:
+    rows = data["rows"] = []
     texts: list[bytes] = []
     for file, record in taken:
         for row in record.rows:
-            rows.append({**file.key._asdict(), **row_json(row), "t_ns": record.t_ns})
+            rows.append(entry_of(file, row, record.t_ns))
             if row.offset >= file.index.line_start:
                 rows[-1]["half"] = True
             texts.append(row.text)
-    return Answer({"rows": rows, **data}, b"\n".join(texts))
+    return Answer(data, b"\n".join(texts))

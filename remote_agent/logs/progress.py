@@ -141,7 +141,7 @@ class Figures:
         figures = {"loss": self._loss, **self._others, "rate": rate, "unit": unit, "steps_s": self._steps_s()}
         return {**figures, **self._reported}
 
-    def take_report(self, values: Mapping[str, Any]) -> Number | None:
+    def take_report(self, values: Mapping[str, object]) -> Number | None:
         """Take figures that the script wrote for us, which replace those in its output; returns its loss."""
         plain = {name: _plain(values.get(name)) for name in ("loss", *_OTHERS, "rate")}
         own = {name: value for name, value in plain.items() if value is not None}
@@ -376,7 +376,7 @@ class StepReader:
     def _step_in(self, line: bytes) -> int | None:
         return _last_number(line, *_KINDS[self._kind]) if 0 <= self._kind < len(_KINDS) else None
 
-    def take_report(self, values: Mapping[str, Any], t_ns: int) -> None:
+    def take_report(self, values: Mapping[str, object], t_ns: int) -> None:
         """Take what the script wrote into SUPERVISOR_METRICS: from then on its steps are not read from its output."""
         step, total = values.get("step"), values.get("total")
         if type(step) is int and 0 <= step <= _MOST:
@@ -480,9 +480,9 @@ class Reports:
             steps.take_report(values, facts.st_mtime_ns)
 
 
-def _values(data: bytes) -> dict[str, Any]:
+def _values(data: bytes) -> dict[str, object]:
     """Return the newest value of each field."""
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for line in data.splitlines():
         try:
             report = json.loads(line)

@@ -9,13 +9,13 @@ import dataclasses
 import time
 from collections.abc import AsyncGenerator, Generator, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from remote_agent.logs.index import after_newlines
 from remote_agent.logs.logfile import SLICE
 from remote_agent.logs.records import Record, is_kept
 from remote_agent.logs.slices import Breather
-from remote_agent.logs.window import index_until, row_json
+from remote_agent.logs.window import entry_of, index_until
 from remote_agent.text.levels import level_of
 from remote_agent.text.patterns import LINE_S, TooLong, within
 from remote_agent.text.rows import CLIP, Row, visible, without_escapes
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from remote_agent.logs.logfile import LogFile
     from remote_agent.logs.selection import Wanted
     from remote_agent.text.patterns import Pattern
+    from remote_agent.wire.answers import LogEntry
 
 T = TypeVar("T")
 
@@ -177,7 +178,7 @@ class Batch:
     """Rows to be sent."""
 
     def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
+        self.rows: list[LogEntry] = []
         self.texts: list[bytes] = []
         self.size = 0
         self._since = time.monotonic()
@@ -186,11 +187,7 @@ class Batch:
 
     def add(self, file: LogFile, row: Row, t_ns: int) -> None:
         """Add a row with the time that orders it."""
-        generation, rank, stream = file.key
-        entry = row_json(row)
-        entry["generation"], entry["rank"], entry["stream"] = generation, rank, stream
-        entry["t_ns"] = t_ns
-        self.rows.append(entry)
+        self.rows.append(entry_of(file, row, t_ns))
         self.texts.append(row.text)
         self.size += len(row.text)
 
@@ -199,7 +196,7 @@ class Batch:
         full = len(self.rows) >= _BATCH_ROWS or self.size >= _BATCH_BYTES or (self._waited_for and self.rows)
         return bool(full) or time.monotonic() - self._since >= (_BATCH_S if self.rows else _ALIVE_S)
 
-    def take(self, **more: Any) -> Answer:
+    def take(self, **more: object) -> Answer:
         """Return the batch as an answer, and begin the next one."""
         answer = Answer({"rows": self.rows, **more}, b"\n".join(self.texts))
         self._waited_for = self._waited_for and not self.rows
@@ -225,7 +222,7 @@ async def search(files: list[LogFile], query: Query) -> AsyncGenerator[Answer, N
     batch, breather, tally, begun_ns = Batch(), Breather(), _Tally(), time.time_ns()
     share = query.share(len(files))
     hits = 0
-    more: dict[str, Any] = {}
+    more: dict[str, object] = {}
     for file in files:
         await index_until(file, None, _INDEX_WAIT_S)
         full = hits + share if query.way and share is not None else share

@@ -6,7 +6,7 @@ In: arguments from the wire. Out: files, and which of their lines; Problem (kind
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Union
+from typing import TYPE_CHECKING, NamedTuple, TypedDict, Union
 
 from remote_agent.logs.logfile import Key, LogFile
 from remote_agent.text.levels import NCCL_MARK, minimum_level
@@ -104,6 +104,14 @@ def streams_to_read(streams: Sequence[str] | None) -> list[str]:
     chosen = check_streams(streams)
     # Without a file of its own, NCCL writes into the script's.
     return list(STREAMS) if "nccl" in chosen else chosen
+
+
+class Shown(TypedDict, total=False):
+    """Which records a view shows, as a request names them."""
+
+    level: str | None
+    include: Sequence[str]
+    exclude: Sequence[str]
 
 
 def check_lines(

@@ -246,7 +246,7 @@ class LogStore:
         pattern: str | None = None,
         ignore_case: bool = False,
         level: str | None = None,
-        shown: dict[str, Any] | None = None,
+        shown: selection.Shown | None = None,
         past: bool = False,
         whole: bool = False,
     ) -> AsyncGenerator[Answer, None]:
@@ -327,7 +327,7 @@ class LogStore:
         again_ns: int | None = None,
         around: int = 0,
         near_ns: int | None = 0,
-        shown: dict[str, Any] | None = None,
+        shown: selection.Shown | None = None,
         way: int = 0,
     ) -> AsyncGenerator[Answer, None]:
         """Answer log_search: hits file by file, then {done, begun_ns, searched_bytes, hits, apart}; raises Problem.

@@ -6,17 +6,18 @@ In: a file, a line, a count. Out: rows with their text; only the blocks that hol
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from remote_agent.logs.selection import BODY_LIMIT
 from remote_agent.logs.slices import Breather
 from remote_agent.text.levels import LETTERS
 from remote_agent.wire import Answer
-from remote_agent.wire.documents import MAX_ROWS
+from remote_agent.wire.answers import MAX_ROWS
 
 if TYPE_CHECKING:
     from remote_agent.logs.logfile import LogFile
     from remote_agent.text.rows import Row
+    from remote_agent.wire.answers import LogEntry, LogWindow
 
 # How long a request waits for the index of a file that existed before this agent.
 INDEX_WAIT_S = 1.0
@@ -24,12 +25,9 @@ INDEX_WAIT_S = 1.0
 TAIL_WAIT_S = 0.02
 
 
-def row_json(row: Row) -> dict[str, Any]:
-    """Return the wire form of a row, without its text; t_upper: the time is only an upper bound.
-
-    cut: how many bytes of its line follow the text; column: how many characters precede a hit in such a line.
-    """
-    answer = {"line": row.line, "offset": row.offset, "t_ns": row.t_ns, "level": LETTERS[row.level]}
+def row_json(row: Row) -> LogEntry:
+    """Return the wire form of a row, without its text."""
+    answer: LogEntry = {"line": row.line, "offset": row.offset, "t_ns": row.t_ns, "level": LETTERS[row.level]}
     if row.upper:
         answer["t_upper"] = True
     if row.cut:
@@ -37,6 +35,14 @@ def row_json(row: Row) -> dict[str, Any]:
     if row.column >= 0:
         answer["column"] = row.column
     return answer
+
+
+def entry_of(file: LogFile, row: Row, t_ns: int) -> LogEntry:
+    """Return a row with its file and the time that orders it."""
+    entry = row_json(row)
+    entry["generation"], entry["rank"], entry["stream"] = file.key
+    entry["t_ns"] = t_ns
+    return entry
 
 
 async def index_until(file: LogFile, line: int | None, wait_s: float) -> bool:
@@ -71,7 +77,7 @@ async def window(file: LogFile, line: int, count: int, at_ns: int | None = None)
     else:
         first = max(file.index.first_line, file.index.total_lines + line if line < 0 else line)
         rows = await rows_from(file, first, count)
-    data = {
+    data: LogWindow = {
         "line": first,
         "at": at,
         "first_line": file.index.first_line,

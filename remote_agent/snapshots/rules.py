@@ -18,7 +18,7 @@ import struct
 import zipfile
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 TRAINER_STATE, DCP_METADATA, INDEX = "trainer_state.json", ".metadata", ".safetensors.index.json"
 # What a Trainer writes between the model and its marker: a directory with one of them and without the marker is torn.
@@ -232,7 +232,7 @@ def _dcp_parts(metadata: Path) -> set[str]:
         return {name.decode() for name in _PART_NAME.findall(file.read(MAX_HEADER))}
 
 
-def _trainer_state(path: Path) -> dict[str, Any]:
+def _trainer_state(path: Path) -> dict[str, object]:
     try:
         with open(path, "rb") as file:
             state = json.loads(file.read(MAX_HEADER))

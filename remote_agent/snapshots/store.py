@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Union
+from typing import Union
 
 from remote_agent.base.files import atomic_write
 from remote_agent.snapshots.choice import NOTHING_SKIPPED, Skipped, slot_of
@@ -30,9 +30,8 @@ from remote_agent.snapshots.rules import InPlace, Stamp, is_regular, stamp_of
 from remote_agent.snapshots.scan import is_inside, matches
 from remote_agent.tree.manifest import SHA256, File, Manifest, pack, unpack
 from remote_agent.wire import Problem
-
-if TYPE_CHECKING:
-    from remote_agent.wire.documents import SnapshotEntry
+from remote_agent.wire.documents import SnapshotEntry
+from remote_agent.wire.gate import Misfit, reader
 
 PIECE = 1024 * 1024
 # How many of each series are kept: one may be lost with the node that wrote it, or be the last before a loss spike.
@@ -44,6 +43,7 @@ _CLONE = 0x40049409
 _ID = re.compile(r"[0-9a-f]{12}")
 _ASIDE = re.compile(r"\.(.+)\.aside\d+")
 Stop = Callable[[], Union[bool, None]]
+_read_head = reader(SnapshotEntry)
 
 
 class Abandoned(Exception):
@@ -92,15 +92,16 @@ class KeptSnapshot:
         return self.head(), pack(self.manifest)
 
     @classmethod
-    def read(cls, head: Mapping[str, Any], body: bytes) -> KeptSnapshot:
+    def read(cls, head: object, body: bytes) -> KeptSnapshot:
         """Return a snapshot as another node describes it; raises Problem for one that would lie elsewhere."""
-        manifest = unpack(body)
-        step = head.get("step")
-        number = int(step) if isinstance(step, int) else None
-        snapshot = cls(str(head["path"]), int(head["time_ns"]), number, bool(head.get("exact")), manifest)
+        try:
+            entry, manifest = _read_head(head), unpack(body)
+        except Misfit as error:
+            raise Problem("bad_snapshot", f"the description of a snapshot: {error}") from error
+        snapshot = cls(entry["path"], entry["time_ns"], entry["step"], entry.get("exact", False), manifest)
         name = snapshot.path.rpartition("/")[2]
         roots = {path.partition("/")[0] for path in manifest.files}
-        if manifest.links or manifest.dirs or roots != {name} or snapshot.id != head["id"]:
+        if manifest.links or manifest.dirs or roots != {name} or snapshot.id != entry["id"]:
             raise Problem("bad_snapshot", f"snapshot {snapshot.path!r} does not match its description")
         return snapshot
 

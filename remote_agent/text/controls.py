@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
 
 # C0 and C1, marks of direction and other invisible marks, lone surrogates. The joiners U+200C and U+200D stay: emoji
 # and some scripts need them.
@@ -31,7 +30,7 @@ def escape_all_but_colours(text: str) -> str:
     return text if text.isprintable() else _COLOUR_OR_CONTROL.sub(lambda code: code[1] or _escape(code), text)
 
 
-def json_text(document: Any) -> str:
+def json_text(document: object) -> str:
     """Return a document as JSON on one line, with JSON's own escapes for control characters and invisible marks."""
     text = json.dumps(document, ensure_ascii=False)
     return text if text.isprintable() else _CONTROL.sub(lambda control: json.dumps(control[0])[1:-1], text)

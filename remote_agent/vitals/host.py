@@ -22,7 +22,7 @@ from remote_agent.vitals.netif import interface_of
 
 if TYPE_CHECKING:
     from remote_agent.base.tasks import Tasks
-    from remote_agent.wire.documents import Json
+    from remote_agent.wire.documents import GpuVitals, NodeVitals, RankVitals
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +35,6 @@ _TICKS_S = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 # What `gpu_of` needs of a worker's environment.
 _VARIABLES = ("LOCAL_RANK", *SELECTORS)
-# The fields of a Gpu that do not go into the status.
-_INTERNAL = ("t", "uuid", "chosen_by")
 
 
 class HostUsage:
@@ -52,21 +50,24 @@ class HostUsage:
         self._workers: dict[int, tuple[str, dict[str, str]]] = {}
         """Start time and environment by pid."""
 
-    def read(self, now: float, interface: str | None) -> Json:
+    def read(self, now: float, interface: str | None) -> NodeVitals:
         """Return what the node uses, with the traffic of one interface; rates need two calls, else they are None."""
         used, total = self.memory()
+        disk, shm = disk_space(self._folder), disk_space(self._root / "dev/shm")
         received, sent = self._network(interface)
         return {
             "cpu": self._processor(),
             "mem_used": used,
             "mem_total": total,
-            **_space("disk", self._folder),
-            **_space("shm", self._root / "dev/shm"),
+            "disk_free": None if disk is None else disk["free"],
+            "disk_total": None if disk is None else disk["total"],
+            "shm_free": None if shm is None else shm["free"],
+            "shm_total": None if shm is None else shm["total"],
             "net_in": self._rate("received", received, now, 0),
             "net_out": self._rate("sent", sent, now, 0),
         }
 
-    def read_rank(self, pid: int, now: float, devices: list[Gpu]) -> Json:
+    def read_rank(self, pid: int, now: float, devices: list[Gpu]) -> RankVitals:
         """Return a worker's cpu with its children (100: one core), its own rss, and the index of its GPU."""
         fields = self._stat(pid)
         started, env = self._workers.get(pid) or self._add_worker(pid, fields)
@@ -162,11 +163,6 @@ class HostUsage:
             todo += map(int, self._text(f"proc/{each}/task/{each}/children").split())
 
 
-def _space(name: str, folder: Path) -> Json:
-    space = disk_space(folder)
-    return {f"{name}_free": space.get("free"), f"{name}_total": space.get("total")}
-
-
 class Vitals:
     """One agent's measurements: taken by its tasks, reported at any time."""
 
@@ -177,8 +173,8 @@ class Vitals:
         self._interface: str | None = None
         """The network interface of the job."""
         self._taken = 0.0
-        self._node: Json | None = None
-        self._ranks: dict[int, Json] = {}
+        self._node: NodeVitals | None = None
+        self._ranks: dict[int, RankVitals] = {}
         self._workers: dict[int, int] = {}
         """The pid by rank at the last measurement."""
 
@@ -213,18 +209,20 @@ class Vitals:
             self._node, self._ranks = None, {}
         self._taken = now
 
-    def report(self, workers: Mapping[int, int]) -> tuple[Json | None, dict[int, Json]]:
+    def report(self, workers: Mapping[int, int]) -> tuple[NodeVitals | None, dict[int, RankVitals]]:
         """Return the last measurement of the node and of these workers; `every_s`: the current interval."""
         if self._node is None:
             return None, {}
         now = time.monotonic()
         age_s = round(now - self._taken, 1)
         every_s = WATCHED_S * (1 if self._watched() else ALONE_ROUNDS)
-        devices = [
-            {"age_s": round(now - gpu["t"], 1), **{name: value for name, value in gpu.items() if name not in _INTERNAL}}
+        devices: list[GpuVitals] = [
+            {"age_s": round(now - gpu["t"], 1), "index": gpu["index"], "name": gpu["name"], "use": gpu["use"],
+             "mem_used": gpu["mem_used"], "mem_total": gpu["mem_total"], "temp": gpu["temp"], "power": gpu["power"],
+             "power_limit": gpu["power_limit"], "clock": gpu["clock"], "ecc": gpu["ecc"], "xid": gpu["xid"]}
             for gpu in self._gpus.devices
-        ]
+        ]  # fmt: skip
         # The usage of a dead worker does not belong to its successor.
         same = [rank for rank in self._ranks if self._workers[rank] == workers.get(rank)]
-        node = {"age_s": age_s, "every_s": every_s, **self._node, "gpus": devices}
+        node: NodeVitals = {"age_s": age_s, "every_s": every_s, **self._node, "gpus": devices}
         return node, {rank: {"age_s": age_s, **self._ranks[rank]} for rank in same}

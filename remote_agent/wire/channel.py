@@ -20,7 +20,7 @@ import contextlib
 import json
 import logging
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Union
 
 from remote_agent.wire.frames import (
@@ -167,7 +167,9 @@ class Channel:
         finally:
             await self._finish(reason)
 
-    async def call(self, op: str, args: Args | None = None, body: bytes = b"", timeout: float = 30.0) -> Answer:
+    async def call(
+        self, op: str, args: Mapping[str, object] | None = None, body: bytes = b"", timeout: float = 30.0
+    ) -> Answer:
         """Return the answer to one request; raises CallFailed, ChannelClosed, asyncio.TimeoutError."""
         number = self._number()
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
@@ -183,12 +185,12 @@ class Channel:
             self._calls.pop(number, None)
 
     async def _call(
-        self, number: int, op: str, args: Args | None, body: bytes, future: asyncio.Future[Answer]
+        self, number: int, op: str, args: Mapping[str, object] | None, body: bytes, future: asyncio.Future[Answer]
     ) -> Answer:
         await self._send({"id": number, "op": op, "args": args or {}}, body)
         return await future
 
-    async def stream(self, op: str, args: Args | None = None) -> Items:
+    async def stream(self, op: str, args: Mapping[str, object] | None = None) -> Items:
         """Yield the items of one request; closing the generator cancels it there. Raises CallFailed, ChannelClosed."""
         number = self._number()
         incoming = self._streams[number] = _Incoming()
@@ -218,7 +220,7 @@ class Channel:
                 with contextlib.suppress(WireError, asyncio.TimeoutError):
                     await asyncio.wait_for(self._send({"cancel": number}), 1.0)
 
-    async def notify(self, op: str, args: Args | None = None) -> None:
+    async def notify(self, op: str, args: Mapping[str, object] | None = None) -> None:
         """Send a request without an answer; raises ChannelClosed."""
         await self._send({"op": op, "args": args or {}})
 
@@ -238,7 +240,7 @@ class Channel:
         self._next_id += 1
         return self._next_id
 
-    async def _send(self, header: dict[str, Any], body: bytes = b"") -> int:
+    async def _send(self, header: Mapping[str, object], body: bytes = b"") -> int:
         """Send a frame and return its cost at the other side; raises ProtocolError, ChannelClosed."""
         data, size = encode_sized(header, body)
         async with self._write_lock:
@@ -392,7 +394,7 @@ def check_header(header: dict[str, Any]) -> None:
         raise ProtocolError("a part of a frame's header is not a JSON object")
 
 
-def bodies(sock: socket.socket, op: str, args: Args) -> Iterator[memoryview]:
+def bodies(sock: socket.socket, op: str, args: Mapping[str, object]) -> Iterator[memoryview]:
     """Yield the body of each item of a stream, which counts until the next one; raises CallFailed, WireError.
 
     For a thread that may block: an event loop copies gigabytes several times.
@@ -419,7 +421,7 @@ def bodies(sock: socket.socket, op: str, args: Args) -> Iterator[memoryview]:
             unread = 0
 
 
-def _send(sock: socket.socket, header: dict[str, Any]) -> None:
+def _send(sock: socket.socket, header: Mapping[str, object]) -> None:
     try:
         sock.sendall(encode(header))
     except OSError as error:

@@ -29,13 +29,7 @@ from remote_agent.wire.gate import (
     whole,
 )
 
-Json = dict[str, Any]
-"""A JSON object that is being made or changed."""
-Document = Mapping[str, Any]
-"""A JSON object that is only read."""
 STREAMS = ("stdout", "stderr", "nccl")
-# A node gives no more rows of a log than this at once.
-MAX_ROWS = 4096
 Severity = Literal["error", "warning", "info"]
 # More than any job has: a damaged number must not become a list of that length.
 MAX_RANKS = 1 << 17
@@ -44,29 +38,30 @@ MAX_TIME_NS = 9_000_000_000 * 1_000_000_000
 _MOMENT = re.compile(r"(?:1[6-9]|2\d)\d\d-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{3}(?:\d{3})?)?Z")
 
 
-def moment(value: Any) -> str:
+def moment(value: object) -> str:
     """Return a time as 2026-11-20T10:00:00.123Z; raises Misfit."""
+    time = text(value)
     try:
-        if _MOMENT.fullmatch(text(value)) is None:
+        if _MOMENT.fullmatch(time) is None:
             raise ValueError
-        datetime.datetime.fromisoformat(value[:-1])
+        datetime.datetime.fromisoformat(time[:-1])
     except ValueError as error:
         raise Misfit("is not a time") from error
-    return text(value)
+    return time
 
 
 # JSON has no such numbers: a rank's figures have them as words.
 NOT_FINITE = ("nan", "-nan", "inf", "-inf")
 
 
-def _measured(value: Any) -> Optional[float]:
+def _measured(value: object) -> Optional[float]:
     """Return a number that is shown, null for one that is too large or not finite; raises Misfit."""
     if value is None or value in NOT_FINITE:
         return None
     return number(value) if isinstance(value, bool) or not isinstance(value, (int, float)) else anything(value)
 
 
-def _figure(value: Any) -> Union[float, str, None]:
+def _figure(value: object) -> Union[float, str, None]:
     """Return what a rank printed, a number or a word of NOT_FINITE; raises Misfit."""
     return text(value) if value in NOT_FINITE else _measured(value)
 
@@ -188,13 +183,16 @@ read_placed = reader(PlacedAnswer, "ids", "seconds", "bytes", "placed", "aside")
 # --- the journal
 
 
-class _JournalEvent(TypedDict):
+class EventHead(TypedDict):
     seq: Annotated[int, whole(1)]
     time: IsoTime
     type: str
     generation: GenerationNumber
     node: Optional[Name]
     rank: Optional[RankNumber]
+
+
+class _JournalEvent(EventHead):
     detail: Annotated[Any, record({})]
 
 
@@ -217,17 +215,26 @@ GroupMember = TypedDict("GroupMember", {"node": Name, "base_rank": RankNumber, "
 Meeting = TypedDict("Meeting", {"backend": str, "endpoint": str, "run_id": str})
 
 
+class OrderedMeeting(Meeting):
+    """How torch's agents form a group; conf: torchrun's K=V,…; is_ours: one of our engines serves the store."""
+
+    conf: str
+    nnodes: str
+    is_ours: bool
+    local_addr: str
+
+
 class NodeReadyDetail(_NodeReady, total=False):
     spare: bool
     returned: bool
-    versions: dict[str, Any]
+    versions: dict[str, str]
 
 
 class NodeLostDetail(_NodeLost, AskedDetail, total=False):
     alive_ns: Optional[TimeNs]
 
 
-def _members(value: Any) -> list[GroupMember]:
+def _members(value: object) -> list[GroupMember]:
     members: list[GroupMember] = shape(list[GroupMember])(value)
     if sum(member["nproc"] for member in members) > MAX_RANKS:
         raise Misfit(f"is a group of more than {MAX_RANKS} ranks")
@@ -306,12 +313,13 @@ class _TreeChanged(TypedDict):
     """Digest and time of the one before, and of the new one."""
 
 
-class TreeChangedDetail(_TreeChanged, AskedDetail, total=False):
+TreeSummary = TypedDict("TreeSummary", {"files": Count, "bytes": Count, "paths": list[str]}, total=False)
+"""How many files of a work tree are changed, new or removed, and some of their paths."""
+
+
+class TreeChangedDetail(_TreeChanged, AskedDetail, TreeSummary, total=False):
     rollback: bool
     digest: str
-    files: Count
-    bytes: Count
-    paths: list[str]
     without: list[str]
 
 
@@ -335,31 +343,76 @@ class JoinedSpec(_NodeAddress, total=False):
     env: dict[str, str]
 
 
-def _detail(kind: Any = AskedDetail, needed: Any = None, /, **optional: Any) -> Shape:
-    """Return the shape of a detail; one that is read in one place alone has the types of its fields here."""
+class JobStartedDetail(AskedDetail, total=False):
+    script: str
+    args: list[str]
+    nodes: list[Name]
+
+
+class JobDegradedDetail(AskedDetail, total=False):
+    ready: Count
+    needed: Count
+
+
+class JobEndedDetail(AskedDetail, total=False):
+    restarts: Optional[Count]
+    untold: list[Name]
+
+
+NodeJoinedDetail = TypedDict("NodeJoinedDetail", {"spec": JoinedSpec})
+
+
+class NodeAddedDetail(NodeJoinedDetail):
+    nproc: RankNumber
+
+
+CoordinatorChangedDetail = TypedDict("CoordinatorChangedDetail", {"former": Optional[Name], "term": Count}, total=False)
+QuorumLostDetail = TypedDict("QuorumLostDetail", {"held": list[Name], "members": list[Name]}, total=False)
+
+
+class RestartRequestedDetail(AskedDetail, total=False):
+    snapshot: Optional[Name]
+
+
+class StopRequestedDetail(AskedDetail, total=False):
+    kill: bool
+
+
+class SignalSentDetail(AskedDetail, total=False):
+    ranks: Optional[list[RankNumber]]
+    signal: Optional[str]
+
+
+_Hook = TypedDict("_Hook", {"hook": Count, "of": Count})
+_Warning = TypedDict("_Warning", {"message": str})
+
+
+class HookDetail(_Hook, AskedDetail, total=False):
+    event: str
+
+
+def _detail(kind: Any = AskedDetail, /, **optional: Any) -> Shape:
     own, others = fields(kind)
-    return record({**own, **(needed or {})}, {**AskedDetail.__annotations__, **others, **optional})
+    return record(own, {**AskedDetail.__annotations__, **others, **optional})
 
 
 _PHASES = dict.fromkeys(PHASES, Optional[float])
-_CORDONED = _detail(AskedDetail, {"status": str})
-_ENDED = _detail(restarts=Optional[Count], untold=list[Name])
-_HOOK = _detail(AskedDetail, {"hook": Count, "of": Count}, event=str)
+_CORDONED, _ENDED, _HOOK = _detail(_NodeLost), _detail(JobEndedDetail), _detail(HookDetail)
 _DETAILS: Mapping[str, Shape] = {
-    EventType.JOB_STARTED: _detail(script=str, args=list[str], nodes=list[Name]),
-    EventType.JOB_DEGRADED: _detail(ready=Count, needed=Count),
+    EventType.JOB_STARTED: _detail(JobStartedDetail),
+    EventType.JOB_DEGRADED: _detail(JobDegradedDetail),
     EventType.JOB_SUCCEEDED: _ENDED,
     EventType.JOB_FAILED: _ENDED,
     EventType.JOB_STOPPED: _ENDED,
-    EventType.NODE_JOINED: _detail(AskedDetail, {"spec": JoinedSpec}),
+    EventType.NODE_JOINED: _detail(NodeJoinedDetail),
     EventType.NODE_READY: _detail(NodeReadyDetail),
-    EventType.NODE_ADDED: _detail(AskedDetail, {"spec": JoinedSpec, "nproc": RankNumber}),
+    EventType.NODE_ADDED: _detail(NodeAddedDetail),
     EventType.NODE_LOST: _detail(NodeLostDetail),
     EventType.NODE_FAILED: _detail(NodeLostDetail),
     EventType.NODE_CORDONED: _CORDONED,
     EventType.NODE_UNCORDONED: _CORDONED,
-    EventType.COORDINATOR_CHANGED: _detail(former=Optional[Name], term=Count),
-    EventType.QUORUM_LOST: _detail(held=list[Name], members=list[Name]),
+    EventType.COORDINATOR_CHANGED: _detail(CoordinatorChangedDetail),
+    EventType.QUORUM_LOST: _detail(QuorumLostDetail),
     EventType.GENERATION_STARTED: _detail(GenerationStartedDetail),
     EventType.RANKS_ASSIGNED: _detail(RanksAssignedDetail),
     EventType.GENERATION_RUNNING: _detail(GenerationRunningDetail, **_PHASES),
@@ -369,12 +422,13 @@ _DETAILS: Mapping[str, Shape] = {
     EventType.RANK_FAILED: _detail(RankFailedDetail),
     EventType.INCIDENT: shape(IncidentDocument),
     EventType.LAST_OUTPUT: _detail(LastOutputDetail),
-    EventType.WARNING: _detail(AskedDetail, {"message": str}, kind=str),
+    EventType.WARNING: _detail(_Warning, kind=str),
     EventType.ENVIRONMENT_SET: _detail(EnvironmentSetDetail),
     EventType.TREE_CHANGED: _detail(TreeChangedDetail),
-    EventType.RESTART_REQUESTED: _detail(snapshot=Optional[Name]),
+    EventType.RESTART_REQUESTED: _detail(RestartRequestedDetail),
+    EventType.STOP_REQUESTED: _detail(StopRequestedDetail),
     EventType.SNAPSHOTS_CHOSEN: _detail(SnapshotsChosenDetail),
-    EventType.SIGNAL_SENT: _detail(ranks=Optional[list[RankNumber]], signal=Optional[str]),
+    EventType.SIGNAL_SENT: _detail(SignalSentDetail),
     EventType.OPERATOR_ATTACHED: _detail(mode=Optional[str]),
     EventType.HOOK_DELIVERED: _HOOK,
     EventType.HOOK_FAILED: _HOOK,
@@ -397,7 +451,7 @@ _OF_NODE = frozenset(
 _read_any = reader(JournalEvent)
 
 
-def read_event(value: Any) -> JournalEvent:
+def read_event(value: object) -> JournalEvent:
     """Return an event of the journal, also of a type that only a newer version knows; raises Misfit."""
     event = _read_any(value)
     kind = event["type"]
@@ -423,13 +477,14 @@ GpuVitals = TypedDict(
     "GpuVitals",
     {"age_s": Measured, "use": Measured, "mem_used": Measured, "mem_total": Measured, "temp": Measured,
      "power": Measured, "power_limit": Measured, "clock": Measured, "ecc": Measured, "xid": Measured,
-     "index": Optional[Count]},
+     "index": Optional[Count], "name": Optional[str]},
     total=False,
 )  # fmt: skip
 NodeVitals = TypedDict(
     "NodeVitals",
     {"age_s": Measured, "every_s": Measured, "cpu": Measured, "mem_used": Measured, "mem_total": Measured,
-     "disk_free": Measured, "shm_free": Measured, "net_in": Measured, "net_out": Measured, "gpus": list[GpuVitals]},
+     "disk_free": Measured, "disk_total": Measured, "shm_free": Measured, "shm_total": Measured, "net_in": Measured,
+     "net_out": Measured, "gpus": list[GpuVitals]},
     total=False,
 )  # fmt: skip
 
@@ -570,7 +625,7 @@ class ScriptStatus(_Script, total=False):
 
 
 class TreeVersion(_TreeVersion, total=False):
-    since_ns: Any
+    since_ns: Optional[TimeNs]
 
 
 class _TreeStatus(TypedDict):
@@ -578,7 +633,15 @@ class _TreeStatus(TypedDict):
 
 
 class TreeStatus(TreeVersion, _TreeStatus, total=False):
-    name: Any
+    name: str
+
+
+class EditedChange(TreeSummary):
+    digest: str
+
+
+EditedTree = TypedDict("EditedTree", {"change": Optional[EditedChange], "tree": TreeStatus})
+"""What has been edited since the group's work tree, and that tree."""
 
 
 class Status(TypedDict, total=False):
@@ -595,7 +658,7 @@ class Status(TypedDict, total=False):
     world_size: Optional[Count]
     coordinator: Optional[Name]
     started_at: Optional[IsoTime]
-    phases: Annotated[dict[str, Any], record({}, _PHASES)]
+    phases: dict[str, Optional[float]]
     nodes: list[NodeStatus]
     incident: Optional[IncidentDocument]
     warnings: list[JobWarning]
@@ -637,9 +700,9 @@ class RequestReply(_Outcome, total=False):
     seq: Count
     """Of the last event before it."""
     nodes: dict[str, ReplyEntry]
-    ranks: Any
-    """A ReplyEntry for each; added by a supervisor, as the next one."""
-    hint: Any
+    ranks: dict[str, ReplyEntry]
+    """Added by a supervisor, as the next one."""
+    hint: str
 
 
 # --- the last output of a lost node's ranks, as the agent that has a copy reports it

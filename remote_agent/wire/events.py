@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any
 
 
 class Word(str, Enum):
@@ -145,9 +144,9 @@ PHASES = ("detect", "stop", "rendezvous", "spawn", "main", "imports", "process_g
 PHASE_EVENTS = (EventType.GENERATION_RUNNING, EventType.PROCESS_GROUP_UP, EventType.FIRST_STEP)
 
 
-def phases_of(detail: Mapping[str, Any]) -> dict[str, float]:
+def phases_of(detail: Mapping[str, object]) -> dict[str, float]:
     """Return the phases that a document has, in milliseconds, in order."""
-    return {name: float(detail[name]) for name in PHASES if isinstance(detail.get(name), (int, float))}
+    return {name: float(ms) for name in PHASES if isinstance(ms := detail.get(name), (int, float))}
 
 
 # Kinds of warnings about a node's network: supervisor has set the workers' interface; other nodes cannot reach them.

@@ -16,6 +16,7 @@ import json
 import os
 import struct
 import zlib
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 PROTOCOL = 1
@@ -64,12 +65,12 @@ class Frame(NamedTuple):
     """Bytes of header and body, unpacked."""
 
 
-def encode(header: dict[str, Any], body: bytes = b"") -> bytes:
+def encode(header: Mapping[str, object], body: bytes = b"") -> bytes:
     """Return the bytes of one frame; raises ProtocolError over the limits."""
     return encode_sized(header, body)[0]
 
 
-def encode_sized(header: dict[str, Any], body: bytes = b"") -> tuple[bytes, int]:
+def encode_sized(header: Mapping[str, object], body: bytes = b"") -> tuple[bytes, int]:
     """Return the bytes of one frame and its size at the reader (Frame.size); raises ProtocolError over the limits."""
     text = json.dumps(header, separators=(",", ":")).encode()
     if len(text) > MAX_HEADER or len(body) > MAX_BODY:

@@ -62,21 +62,21 @@ def anything(value: Any, depth: int = 0) -> Any:
     raise Misfit("is not JSON")
 
 
-def text(value: Any) -> str:
+def text(value: object) -> str:
     """Return a text; `?` in place of a lone surrogate, which no encoding has. Raises Misfit."""
     if not isinstance(value, str):
         raise Misfit("is not a text")
     return value if value.isascii() else value.encode("utf-8", "replace").decode()
 
 
-def name(value: Any) -> str:
+def name(value: object) -> str:
     """Return a text that is no longer than a name; raises Misfit."""
     if len(text(value)) > NAME_CHARS:
         raise Misfit(f"is longer than {NAME_CHARS} characters")
     return text(value)
 
 
-def number(value: Any) -> float:
+def number(value: object) -> float:
     """Return a finite number, an integer as it is; raises Misfit."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise Misfit("is not a number")
@@ -85,7 +85,7 @@ def number(value: Any) -> float:
     return value
 
 
-def flag(value: Any) -> bool:
+def flag(value: object) -> bool:
     """Return true or false; raises Misfit."""
     if not isinstance(value, bool):
         raise Misfit("is not true or false")
@@ -95,7 +95,7 @@ def flag(value: Any) -> bool:
 def whole(low: int = -_INT_MAX, high: int = _INT_MAX) -> Shape:
     """Return the shape of an integer within these bounds."""
 
-    def read(value: Any) -> int:
+    def read(value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise Misfit(f"is not a whole number from {low} to {high}")
         return value
@@ -107,7 +107,7 @@ def row(*kinds: Any) -> Shape:
     """Return the shape of a list with exactly these values, each of its type."""
     shapes: list[Shape] = []
 
-    def read(value: Any) -> list[Any]:
+    def read(value: object) -> list[Any]:
         if not isinstance(value, list) or len(value) != len(kinds):
             raise Misfit(f"is not a list of {len(kinds)} values")
         if not shapes:
@@ -118,7 +118,7 @@ def row(*kinds: Any) -> Shape:
     return read
 
 
-def record(needed: Mapping[str, Any], optional: Mapping[str, Any] | None = None) -> Shape:
+def record(needed: Mapping[str, object], optional: Mapping[str, object] | None = None) -> Shape:
     """Return the shape of an object with all `needed` keys, perhaps `optional` ones, and others that nobody reads.
 
     Both give the type of each key. It is for objects that are read where they arrive; others have a TypedDict.
@@ -126,7 +126,7 @@ def record(needed: Mapping[str, Any], optional: Mapping[str, Any] | None = None)
     kinds = {**(optional or {}), **needed}
     shapes: dict[str, Shape] = {}
 
-    def read(value: Any) -> dict[str, Any]:
+    def read(value: object) -> dict[str, object]:
         if not isinstance(value, dict):
             raise Misfit("is not an object")
         for key in needed:
@@ -146,7 +146,7 @@ def record(needed: Mapping[str, Any], optional: Mapping[str, Any] | None = None)
     return read
 
 
-def fields(kind: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def fields(kind: Any) -> tuple[dict[str, object], dict[str, object]]:
     """Return the needed and the optional fields of a TypedDict, in their order, each with its type."""
     kinds = kind.__annotations__
     needed = {key: one for key, one in kinds.items() if key in kind.__required_keys__}
@@ -160,7 +160,7 @@ def reader(kind: type[T], *needed: str) -> Callable[[Any], T]:
     """
     own = record({key: kind.__annotations__[key] for key in needed}, kind.__annotations__) if needed else None
 
-    def read(value: Any) -> T:
+    def read(value: object) -> T:
         document: T = (own or shape(kind))(value)
         return document
 
@@ -199,7 +199,7 @@ def _maybe(inner: Shape) -> Shape:
 
 
 def _each(inner: Shape) -> Shape:
-    def read(value: Any) -> list[Any]:
+    def read(value: object) -> list[Any]:
         if not isinstance(value, (list, tuple)):
             raise Misfit("is not a list")
         try:
@@ -211,7 +211,7 @@ def _each(inner: Shape) -> Shape:
 
 
 def _by_name(inner: Shape) -> Shape:
-    def read(value: Any) -> dict[str, Any]:
+    def read(value: object) -> dict[str, object]:
         if not isinstance(value, dict):
             raise Misfit("is not an object")
         return {text(key): inner(one) for key, one in value.items()}

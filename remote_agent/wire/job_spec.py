@@ -38,7 +38,7 @@ class NodeSpec:
     @classmethod
     def from_json(cls, data: object) -> NodeSpec:
         """Read a document, without fields that only a newer version knows; raises Misfit."""
-        return cls(**_fields(cls, data))
+        return cls(**read_fields(cls, data))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +120,7 @@ class JobSpec:
         """Return the node of that name, or None."""
         return next((node for node in self.nodes if node.name == name), None)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the JSON document, the input of `from_json`."""
         return dataclasses.asdict(self)
 
@@ -133,7 +133,7 @@ class JobSpec:
     def from_json(cls, data: object) -> JobSpec:
         """Read a document; raises SpecError, which names the wrong field."""
         try:
-            spec = cls(**_fields(cls, data, _OBJECTS))
+            spec = cls(**read_fields(cls, data, _OBJECTS))
         except gate.Misfit as error:
             raise SpecError(f"job description: {error}") from error
         if not leases.holds(spec.node_timeout):
@@ -157,7 +157,7 @@ class Rendezvous:
 
 
 # What a document has for a field, by the field's type.
-_KINDS: Mapping[str, Any] = {
+_KINDS: Mapping[str, object] = {
     "str": str,
     "int": int,
     "float": float,
@@ -167,17 +167,17 @@ _KINDS: Mapping[str, Any] = {
     "dict[str, str]": dict[str, str],
 }
 # The fields of a job that are objects.
-_OBJECTS: Mapping[str, Any] = {
+_OBJECTS: Mapping[str, object] = {
     "nodes": list[Annotated[Any, NodeSpec.from_json]],
-    "hooks": list[Annotated[Any, lambda hook: Hook(**_fields(Hook, hook))]],
-    "rendezvous": Optional[Annotated[Any, lambda meeting: Rendezvous(**_fields(Rendezvous, meeting))]],
+    "hooks": list[Annotated[Any, lambda hook: Hook(**read_fields(Hook, hook))]],
+    "rendezvous": Optional[Annotated[Any, lambda meeting: Rendezvous(**read_fields(Rendezvous, meeting))]],
 }
 
 
-def _fields(cls: Any, data: object, kinds: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def read_fields(cls: Any, data: object, kinds: Mapping[str, object] | None = None) -> dict[str, Any]:
     """Return the fields of a dataclass that a document has; `kinds`: of those of another type. Raises Misfit."""
-    needed: dict[str, Any] = {}
-    optional: dict[str, Any] = {}
+    needed: dict[str, object] = {}
+    optional: dict[str, object] = {}
     for field in dataclasses.fields(cls):
         kind = (kinds or {}).get(field.name) or _KINDS[str(field.type)]
         has_default = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from remote_agent.wire.events import ENDED_EVENTS
 from supervisor.cli.options import is_terminal, make_parser, need_linux, parse
-from supervisor.inventory.sources import to_toml
+from supervisor.inventory.sources import Document, HostEntry, to_toml
 from supervisor.paths import examples_dir
 from supervisor.ssh_library import asyncssh
 from supervisor.standard_streams import write_err
@@ -197,12 +197,12 @@ class DemoHosts:
 
     def inventory(self, path: Path, python: str, job: Mapping[str, object]) -> Path:
         """Write a hosts.toml for these hosts, with `job` as keys of [job], and return its path."""
-        hosts = [{"name": host.name, "ssh": host.address, "port": host.port} for host in self.hosts]
-        document = {"job": dict(job), "defaults": self.defaults(python), "hosts": hosts}
+        hosts: list[HostEntry] = [{"name": one.name, "ssh": one.address, "port": one.port} for one in self.hosts]
+        document: Document = {"job": job, "defaults": self.defaults(python), "hosts": hosts}
         path.write_text(to_toml(document, "embedded hosts on loopback addresses"))
         return path
 
-    def defaults(self, python: str) -> dict[str, object]:
+    def defaults(self, python: str) -> dict[str, str]:
         """The [defaults] of a hosts.toml for these hosts."""
         return {
             "user": getpass.getuser(),

@@ -28,10 +28,10 @@ from supervisor.session import Session
 from supervisor.ssh import AgentFile, connect
 
 if TYPE_CHECKING:
-    from remote_agent.wire.documents import IncidentDocument, Json, Status
+    from remote_agent.wire.answers import JobRow, ListedJob
+    from remote_agent.wire.documents import IncidentDocument, Status
     from supervisor.inventory import Host
     from supervisor.ssh import NodeLink
-    from supervisor.ssh.answers import ListedJob
     from supervisor.tui.source import HomeJob, Source
 
 # How often a host is asked for its jobs, and after how long one that does not answer is tried again, seconds.
@@ -138,7 +138,7 @@ class KnownJobs:
             if (task is None or task.done()) and (row["live"] or (key not in self._read and ended <= ENDED_READ)):
                 self._own(key, self._read_job(key, row))
 
-    async def _read_job(self, key: JobKey, row: Json) -> None:
+    async def _read_job(self, key: JobKey, row: JobRow) -> None:
         inventory = self._inventories[key[0]]
         hosts = tuple(host for host in inventory.hosts if host.name in row["hosts"])[:HOSTS_OF_JOB]
         if row["live"]:

@@ -10,9 +10,9 @@ import dataclasses
 import re
 import shutil
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from remote_agent.text.names import count
 from supervisor import inventory
@@ -28,7 +28,7 @@ from supervisor.standard_streams import out_is_terminal, write_out
 
 if TYPE_CHECKING:
     from supervisor.preflight.oddities import CheckFinding, FactRow
-    from supervisor.preflight.probe import Preflight
+    from supervisor.preflight.probe import GroupOutcome, Preflight
 
 USAGE = " | ".join(f"--from {one.name} {one.metavar}".rstrip() for one in sources.SOURCES) + " >\xa0hosts.toml"
 
@@ -113,9 +113,9 @@ def wrapped(line: str, columns: int) -> list[str]:
     return pieces or [""]
 
 
-def _outcome(group: Mapping[str, Any]) -> str:
+def _outcome(group: GroupOutcome) -> str:
     if "error" in group:
-        return str(group["error"])
+        return group["error"]
     speed = f"{group['bus_gb_per_s']:g} GB/s, latency {group['latency_ms']:g} ms"
     return f"{group['ms']:g} ms for 16 MiB ({group['backend']}, {speed})"
 

@@ -23,7 +23,7 @@ from supervisor.link.jobs import group_jobs
 from supervisor.wording.status import job_rows
 
 if TYPE_CHECKING:
-    from remote_agent.wire.documents import Json
+    from remote_agent.wire.answers import JobRow
     from supervisor.inventory import Host, Inventory
     from supervisor.ssh import NodeLink
     from supervisor.ssh.answers import Cleaned, JobList
@@ -188,13 +188,13 @@ async def _end_cut_off(inventory: Inventory, job: str) -> None:
         say(str(error))
 
 
-def _may_be_running(row: Json, known: Mapping[str, JobList], silent: dict[str, str]) -> str:
+def _may_be_running(row: JobRow, known: Mapping[str, JobList], silent: dict[str, str]) -> str:
     """Return why a job may not have ended yet, "" if it has: then no host needs its files."""
     if row["live"]:
         name = row["job"]
         on = [host for host in known if any(one["job"] == name and one["live"] for one in known[host]["jobs"])]
         return f"its agent is still running on {' '.join(on)}"
-    if silent and row.get("state") not in ENDED_STATES:
+    if silent and row["state"] not in ENDED_STATES:
         return f"it may still run on {' '.join(silent)}, which does not answer"
     return ""
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from remote_agent.text.patterns import compile_pattern, ignores_case, make_filter
 from remote_agent.text.rows import dropped_text
 from remote_agent.wire import Problem
-from remote_agent.wire.documents import MAX_ROWS
+from remote_agent.wire.answers import MAX_ROWS
 from remote_agent.wire.documents import STREAMS as ALL_STREAMS
 from supervisor.cli.entry import say
 from supervisor.cli.options import load_target, make_parser, parse, read_duration, read_ranks, say_left_out

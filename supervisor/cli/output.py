@@ -12,8 +12,8 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Any
+from collections.abc import Callable, Sequence
+from typing import IO, TYPE_CHECKING
 
 from remote_agent.text.controls import json_text
 from supervisor.cli.colours import coloured_state
@@ -30,11 +30,14 @@ from supervisor.standard_streams import (
 )
 from supervisor.wording.values import table
 
+if TYPE_CHECKING:
+    from remote_agent.wire.documents import RequestReply
+
 # Bytes to buffer for a slow reader of stdout before reading from the nodes stops.
 BUFFER_LIMIT = 4 * 1024 * 1024
 
 
-def write_json(document: Any) -> None:
+def write_json(document: object) -> None:
     """Print one JSON document on one line; escapes non-ASCII characters if stdout's encoding lacks one."""
     text = json_text(document)
     try:
@@ -49,11 +52,11 @@ def write_lines(lines: Sequence[str]) -> None:
     write_out(as_lines(lines))
 
 
-def write_ranks(document: Mapping[str, Any], *, as_json: bool) -> int:
+def write_ranks(job: str, request: str, reply: RequestReply, *, as_json: bool) -> int:
     """Print the outcome of a request by rank; returns the exit code: 1 if a rank refused it."""
-    answers = document["ranks"]
+    answers = reply["ranks"]
     if as_json:
-        write_json(document)
+        write_json({"job": job, "request": request, **reply})
     else:
         write_lines([f"rank {rank}: {one['message']}" for rank, one in answers.items()])
     return 0 if all(one["accepted"] for one in answers.values()) else 1

@@ -17,7 +17,7 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from remote_agent.diagnose.incidents import incidents_in
 from remote_agent.text.controls import escape_controls
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from supervisor.inventory import Inventory
     from supervisor.logs.rows import LogLine
     from supervisor.recording.reading import Recording
+    from supervisor.report import Report
     from supervisor.session import Session
 
 UNITS = {"k": 1000, "M": 1000**2, "G": 1000**3}
@@ -220,7 +221,7 @@ def _recording(words: Sequence[str]) -> Path | None:
     return files[0] if files else None
 
 
-async def _of_recording(path: Path) -> dict[str, Any]:
+async def _of_recording(path: Path) -> Report:
     from supervisor.recording.player import Player
     from supervisor.recording.reading import load
     from supervisor.report import report
@@ -231,7 +232,7 @@ async def _of_recording(path: Path) -> dict[str, Any]:
         return await report(player, player.events, player.incidents, meta["nccl"], meta["hosts"])
 
 
-async def _of_job(inventory: Inventory, job: str | None) -> dict[str, Any]:
+async def _of_job(inventory: Inventory, job: str | None) -> Report:
     from supervisor.report import report
     from supervisor.session import Session
 

@@ -12,10 +12,10 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from remote_agent.snapshots.choice import WHICH_THERE_ARE
 from remote_agent.text.names import size_text
@@ -32,9 +32,10 @@ if TYPE_CHECKING:
     from supervisor.link.hub import Hub
     from supervisor.session import Session
 
-
 # A node that sends nothing for this long is given up, seconds.
 PIECE_DEADLINE = 60.0
+SnapshotFile = tuple[str, int, int, str]
+"""Path, mode, size and hash."""
 
 
 def run(verb: str, argv: Sequence[str]) -> int:
@@ -92,7 +93,7 @@ async def pull(session: Hub, name: str, place: Path | None = None) -> Pulled:
         node = link.view.name
         try:
             answer = await ask(session, node, "snapshot_files", {"id": name})
-            path, files = _checked(name, answer.data)
+            path, files = _checked(name, answer.data["path"], [tuple(file) for file in answer.data["files"]])
             target = place or Path(path.rpartition("/")[2])
             if os.path.lexists(target):
                 raise UsageError(f"{target} exists", "-o PATH names another place")
@@ -107,9 +108,8 @@ async def pull(session: Hub, name: str, place: Path | None = None) -> Pulled:
     raise RequestFailed(why_not, WHICH_THERE_ARE)
 
 
-def _checked(name: str, answer: Mapping[str, Any]) -> tuple[str, list[tuple[str, int, int, str]]]:
+def _checked(name: str, path: str, files: list[SnapshotFile]) -> tuple[str, list[SnapshotFile]]:
     """Return path and files of a snapshot, if they are what its id says; raises RequestFailed."""
-    path, files = answer["path"], [tuple(file) for file in answer["files"]]
     contents = sorted([one[0], one[3]] for one in files)
     last = path.rpartition("/")[2]
     is_inside = all(
@@ -121,7 +121,7 @@ def _checked(name: str, answer: Mapping[str, Any]) -> tuple[str, list[tuple[str,
     return path, files
 
 
-async def _take(link: Link, files: list[tuple[str, int, int, str]], target: Path) -> int:
+async def _take(link: Link, files: list[SnapshotFile], target: Path) -> int:
     """Bring the files beside the target, then put them there at once; returns their bytes."""
     total = sum(size for _, _, size, _ in files)
     if not target.parent.is_dir():

@@ -44,7 +44,7 @@ async def _save(session: Session, ranks: list[int] | None, as_json: bool) -> int
     status = await session.call("status")
     known = [rank["rank"] for node in status.get("nodes", ()) for rank in node.get("ranks", ())]
     answer = await session.request("keep", ranks=known if ranks is None else ranks)
-    return write_ranks({"job": session.job, "request": "stacks", **answer}, as_json=as_json)
+    return write_ranks(session.job, "stacks", answer, as_json=as_json)
 
 
 def run_signal(verb: str, argv: Sequence[str]) -> int:
@@ -62,6 +62,6 @@ def run_signal(verb: str, argv: Sequence[str]) -> int:
     async def send(session: Session) -> int:
         await session.settle()
         answer = await session.request("signal", ranks=options.rank, signal=name)
-        return write_ranks({"job": session.job, "request": verb, **answer}, as_json=options.json)
+        return write_ranks(session.job, verb, answer, as_json=options.json)
 
     return in_session(options, send, follow=True, live_only=True)

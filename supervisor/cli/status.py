@@ -7,8 +7,8 @@ arrive.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from supervisor.cli import colours
 from supervisor.cli.options import add_json, in_session, make_parser, parse
@@ -35,9 +35,9 @@ WARNING_KEYS = ("kind", "node", "rank", "message")
 INTERVAL = 1.0
 
 
-def contract(status: Status) -> dict[str, Any]:
+def contract(status: Status) -> dict[str, object]:
     """Return the documented part of a status: the other fields are between agents and this program."""
-    document = {key: status.get(key) for key in JOB_KEYS}
+    document: dict[str, object] = {key: status.get(key) for key in JOB_KEYS}
     document["nodes"] = [
         {
             **{key: node.get(key) for key in (*NODE_KEYS, *NODE_MORE)},
@@ -90,7 +90,7 @@ def _show(status: Status, *, as_json: bool, rich: bool, color: str) -> None:
 
 
 async def _watch(session: Session, *, as_json: bool, rich: bool, color: str) -> None:
-    last: Mapping[str, Any] = {}
+    last: Status = {}
     while True:
         over = session.ended
         if session.status and session.status is not last:

@@ -10,7 +10,7 @@ import argparse
 import dataclasses
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from remote_agent.snapshots.choice import WHICH_THERE_ARE
 from remote_agent.wire.events import ENDED_EVENTS, EventType
@@ -140,7 +140,7 @@ def _say_refused(answer: RequestReply) -> list[ReplyEntry]:
     return refused
 
 
-def _environment(options: argparse.Namespace) -> dict[str, Any]:
+def _environment(options: argparse.Namespace) -> dict[str, object]:
     """Return the variables of the request; None restores the value of the launch."""
     if not options.env and not options.unset:
         if options.later:

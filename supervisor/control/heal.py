@@ -7,11 +7,10 @@ as notices.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import functools
 import time
 from collections import defaultdict, deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from remote_agent.wire import CallFailed, WireError
 from remote_agent.wire.events import ENDED_STATES, OUT_OF_GROUPS
@@ -23,10 +22,10 @@ from supervisor.launch.specs import merge_host, read_tree_again
 from supervisor.ssh import HostError
 
 if TYPE_CHECKING:
-    from remote_agent.wire import JobSpec
+    from remote_agent.wire import JobSpec, NodeSpec
+    from remote_agent.wire.answers import Address
     from supervisor.link.host_link import Link
     from supervisor.link.hub import Hub
-    from supervisor.ssh.answers import Address
 
 # How often a node's agent is restarted within this many seconds.
 RESTARTS = 3
@@ -46,8 +45,8 @@ LEAVE_PAUSE = 0.3
 REPLACE_DEADLINE = 20.0
 
 
-async def bring_up_again(hub: Hub, name: str, *, full: bool, issuer: admission.Issuer | None = None) -> dict[str, Any]:
-    """Start the agent of a host (`full`: also sync its tree), introduce it to the others, return its NodeSpec as JSON.
+async def bring_up_again(hub: Hub, name: str, *, full: bool, issuer: admission.Issuer | None = None) -> NodeSpec:
+    """Start the agent of a host (`full`: also sync its tree), introduce it to the others, return its NodeSpec.
 
     An agent that is alive is only introduced. `issuer` certifies a node that is new here. Raises RequestFailed that
     names host and step.
@@ -67,7 +66,7 @@ async def bring_up_again(hub: Hub, name: str, *, full: bool, issuer: admission.I
             await resync.ensure(hub, link, spec)
         await admission.spread(hub)
         await bringup.introduce(hub, link, spec)
-        return next(dataclasses.asdict(node) for node in spec.nodes if node.name == name)
+        return next(node for node in spec.nodes if node.name == name)
     except HostError as error:
         link.fail(error.step, error.reason, error.hint)
         raise RequestFailed(f"{name}: {error.step}: {error.reason}", error.hint, _kind(error)) from error

@@ -7,12 +7,13 @@ comes as events. A verb without a handler here goes to the coordinator as it is,
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 import re
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from remote_agent.wire import Args, CallFailed, WireError
 from remote_agent.wire.events import ENDED_STATES, LIVE_RANKS
@@ -22,6 +23,8 @@ from supervisor.errors import RequestFailed, SupervisorError, Unreachable, why
 from supervisor.ssh.forward import Forward
 
 if TYPE_CHECKING:
+    from remote_agent.wire import NodeSpec
+    from remote_agent.wire.answers import ChildStack, JobStacks, RankStacks
     from remote_agent.wire.documents import ReplyEntry, RequestReply, Status
     from supervisor.link.host_link import Link
     from supervisor.link.hub import Hub
@@ -146,7 +149,7 @@ async def _add(hub: Hub, verb: str, args: Args) -> RequestReply:
     while True:
         spec = await heal.bring_up_again(hub, name, full=True)
         try:
-            return await _ask_until_ready(hub, "add", {**args, "spec": spec}, "not_ready")
+            return await _ask_until_ready(hub, "add", {**args, "spec": dataclasses.asdict(spec)}, "not_ready")
         except RequestFailed as refused:
             if refused.kind == "done" and not was_running:
                 # A lost node: the coordinator admitted it as soon as its agent was back.
@@ -166,7 +169,7 @@ async def _add_several(hub: Hub, args: Args) -> RequestReply:
     bringing = [heal.bring_up_again(hub, name, full=True, issuer=issuer) for name in names]
     specs = await asyncio.gather(*bringing, return_exceptions=True)
     failed: dict[str, ReplyEntry] = {}
-    up: dict[str, dict[str, Any]] = {}
+    up: dict[str, NodeSpec] = {}
     for name, spec in zip(names, specs, strict=True):
         if isinstance(spec, CallFailed):
             failed[name] = entry(False, spec.message, spec.hint)
@@ -178,7 +181,7 @@ async def _add_several(hub: Hub, args: Args) -> RequestReply:
             up[name] = spec
     if not up:
         raise RequestFailed(all_messages(failed.values()), kind="bring_up")
-    args = {**args, "nodes": list(up), "specs": list(up.values())}
+    args = {**args, "nodes": list(up), "specs": [dataclasses.asdict(spec) for spec in up.values()]}
     try:
         reply = await _ask_until_ready(hub, "add", args, "not_ready")
     except RequestFailed as refused:
@@ -315,11 +318,8 @@ def _generation(hub: Hub) -> int:
 STACKS_DEADLINE = 20.0
 
 
-async def collect_stacks(hub: Hub, ranks: list[int] | None) -> dict[str, dict[str, Any]]:
-    """Return `stacks`, `unreachable` (why there is none) and `children` by rank, and `notes` by node.
-
-    `notes`: why stacks of child processes are missing. Raises Unreachable, RequestFailed.
-    """
+async def collect_stacks(hub: Hub, ranks: list[int] | None) -> JobStacks:
+    """Return what these ranks are doing; raises Unreachable, RequestFailed."""
     status: Status = await hub.call("status")
     if status["state"] in ENDED_STATES:
         raise RequestFailed(f"job {hub.job} is over: {status['state']}", kind="ended")
@@ -328,23 +328,24 @@ async def collect_stacks(hub: Hub, ranks: list[int] | None) -> dict[str, dict[st
         raise hub.unreachable("no agent is alive there")
     stacks: dict[str, str] = {}
     unreachable = _live_ranks(status, ranks)
-    children: dict[str, list[dict[str, Any]]] = {}
+    children: dict[str, list[ChildStack]] = {}
     notes: dict[str, str] = {}
 
     async def one(name: str) -> None:
         try:
             answer = await hub.links[name].call("stacks", {"ranks": ranks}, timeout_s=STACKS_DEADLINE)
+            own: RankStacks = answer.data
         except (CallFailed, WireError, asyncio.TimeoutError) as error:
             for node in status.get("nodes", ()):
                 if node["name"] == name:
                     reasons = {str(rank["rank"]): f"{name}: {why(error)}" for rank in node.get("ranks", ())}
                     unreachable.update({rank: text for rank, text in reasons.items() if rank in unreachable})
             return
-        stacks.update(answer.data.get("stacks", {}))
-        unreachable.update(answer.data.get("unreachable", {}))
-        children.update(answer.data.get("children", {}))
-        if answer.data.get("note"):
-            notes[name] = answer.data["note"]
+        stacks.update(own["stacks"])
+        unreachable.update(own["unreachable"])
+        children.update(own.get("children", {}))
+        if note := own.get("note"):
+            notes[name] = note
 
     await asyncio.gather(*(one(link.view.name) for link in links))
     unreachable = {rank: reason for rank, reason in unreachable.items() if rank not in stacks}

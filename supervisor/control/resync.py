@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from remote_agent.wire import Args, CallFailed, JobSpec, WireError
 from supervisor.control import admission
@@ -19,7 +19,8 @@ from supervisor.launch.specs import read_tree, read_tree_again
 from supervisor.ssh.sync import manifest, push_tree
 
 if TYPE_CHECKING:
-    from remote_agent.wire.documents import ReplyEntry, Status, TreeStatus
+    from remote_agent.wire.answers import TreeDifferences
+    from remote_agent.wire.documents import EditedTree, ReplyEntry, Status, TreeStatus, TreeSummary
     from supervisor.link.host_link import Link
     from supervisor.link.hub import Hub
     from supervisor.ssh.scan import Tree
@@ -42,23 +43,25 @@ class Change:
     paths: tuple[str, ...] = ()
     """Some of their paths."""
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> TreeSummary:
         """Return what the journal and the screen show."""
         return {"files": self.files, "bytes": self.bytes, "paths": list(self.paths)}
 
 
-async def look(hub: Hub) -> dict[str, Any]:
-    """Return `change`: what has been edited here since the group's tree, or None; and `tree` of the status.
+async def look(hub: Hub) -> EditedTree:
+    """Return what has been edited here since the group's tree.
 
     Raises RequestFailed if the job has no synced tree, SyncError, UsageError.
     """
     known = await _known(hub)
     tree = await _read(hub, await admission.description(hub))
-    change = None if tree.digest == known["digest"] else await _compare(hub, tree)
-    return {"change": None if change is None else {"digest": change.digest, **change.summary()}, "tree": known}
+    if tree.digest == known["digest"]:
+        return {"change": None, "tree": known}
+    change = await _compare(hub, tree)
+    return {"change": {"digest": change.digest, **change.summary()}, "tree": known}
 
 
-async def spread(hub: Hub, verb: str, args: Args) -> tuple[dict[str, Any], dict[str, ReplyEntry]]:
+async def spread(hub: Hub, verb: str, args: Args) -> tuple[Args, dict[str, ReplyEntry]]:
     """Bring the tree to all nodes; with `rollback`, check that they have the previous one.
 
     Returns the arguments of the restart, empty if it must not be requested, and the outcome on each node.
@@ -145,13 +148,15 @@ async def _compare(hub: Hub, tree: Tree) -> Change:
     """Ask the best agent what differs from the tree on its node; raises RequestFailed, Unreachable."""
     packed = await asyncio.to_thread(manifest, tree)
 
-    async def ask(link: Link) -> Any:
-        return (await link.call("tree_differences", {"tree": tree.name}, packed, timeout_s=ASK_DEADLINE)).data
+    async def ask(link: Link) -> TreeDifferences:
+        answer = await link.call("tree_differences", {"tree": tree.name}, packed, timeout_s=ASK_DEADLINE)
+        differences: TreeDifferences = answer.data
+        return differences
 
     difference = await hub.ask_best(ask, live=True)
     changed, removed = difference["changed"], difference["removed"]
     paths = (*(str(path) for path, _ in changed), *(f"{path} (removed)" for path in removed))
-    return Change(tree.digest, int(difference["files"]), sum(int(size) for _, size in changed), paths)
+    return Change(tree.digest, difference["files"], sum(size for _, size in changed), paths)
 
 
 async def _each(

@@ -12,15 +12,18 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from remote_agent.wire import JOB_NAME, Hook
 from supervisor.inventory.model import (
+    DEFAULTS,
     OCCASIONS,
     TABLES,
+    DefaultsTable,
     Host,
+    HostTable,
     Inventory,
     InventoryError,
     JobDefaults,
@@ -37,10 +40,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-# These keys have one value for all names of a pattern.
-_SAME_FOR_ALL = ("user", "port", "python", "prelude", "proxy_jump", "via", "nproc_per_node", "spare")
-_FILES = ("identity_file", "known_hosts")
-
 
 def load(path: Path | str) -> Inventory:
     """Read and check an inventory; raises InventoryError."""
@@ -56,7 +55,7 @@ def is_inventory(path: Path) -> bool:
         return False
 
 
-def build(path: Path, document: dict[str, Any], directory: Path) -> Inventory:
+def build(path: Path, document: Mapping[str, object], directory: Path) -> Inventory:
     """Check a document and return its inventory; raises InventoryError.
 
     `path`: its name in errors; `directory`: relative paths in it start here.
@@ -67,11 +66,11 @@ def build(path: Path, document: dict[str, Any], directory: Path) -> Inventory:
     job_place = Place(path, "[job]")
     job = check_table(job_place, _table(path, document, "job"), "job")
     defaults_place = Place(path, "[defaults]")
-    defaults = check_table(defaults_place, _table(path, document, "defaults"), "defaults")
+    defaults: DefaultsTable = check_table(defaults_place, _table(path, document, "defaults"), "defaults")
     _resolve_files(defaults_place, defaults, directory)
     hosts = []
     for place, host_table in _host_tables(path, document):
-        values = check_table(place, host_table, "hosts")
+        values: HostTable = check_table(place, host_table, "hosts")
         _resolve_files(place, values, directory)
         hosts.extend(_expand_hosts(place, values, (defaults_place, defaults), job))
         if len(hosts) > MAX_NAMES:
@@ -81,7 +80,7 @@ def build(path: Path, document: dict[str, Any], directory: Path) -> Inventory:
     return Inventory(path, tuple(host for host, _place in hosts), _job(job_place, job, directory, hosts), hooks)
 
 
-def _parse(path: Path) -> dict[str, Any]:
+def _parse(path: Path) -> dict[str, object]:
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -123,14 +122,14 @@ def _toml_hint(message: str, content: str) -> str:
     return f"line {number} is: {line}" if line else ""
 
 
-def _table(path: Path, document: dict[str, Any], name: str) -> dict[str, Any]:
+def _table(path: Path, document: Mapping[str, object], name: str) -> Mapping[str, object]:
     table = document.get(name, {})
     if not isinstance(table, dict):
         raise Place(path, name).wrong("", "must be a table", f"write [{name}] on a line of its own")
     return table
 
 
-def _host_tables(path: Path, document: dict[str, Any]) -> list[tuple[Place, dict[str, Any]]]:
+def _host_tables(path: Path, document: Mapping[str, object]) -> list[tuple[Place, Mapping[str, object]]]:
     tables = document.get("hosts")
     example = 'add a table: [[hosts]] on a line of its own, then name = "gpu1"'
     if not tables and not isinstance(tables, dict):
@@ -145,7 +144,7 @@ def _host_tables(path: Path, document: dict[str, Any]) -> list[tuple[Place, dict
     return pairs
 
 
-def _hooks(path: Path, document: dict[str, Any]) -> Iterator[Hook]:
+def _hooks(path: Path, document: Mapping[str, object]) -> Iterator[Hook]:
     tables = document.get("hooks", [])
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         hint = 'add a table: [[hooks]] on a line of its own, then on = ["failure"]'
@@ -162,21 +161,15 @@ def _hooks(path: Path, document: dict[str, Any]) -> Iterator[Hook]:
         yield Hook(**values)
 
 
-def _resolve_files(place: Place, values: dict[str, Any], directory: Path) -> None:
-    for key in _FILES:
-        if key not in values:
-            continue
-        try:
-            file = Path(values[key]).expanduser()
-        except RuntimeError as error:
-            raise place.wrong(key, f"{values[key]}: {error}") from error
-        values[key] = directory / file
+def _resolve_files(place: Place, values: DefaultsTable, directory: Path) -> None:
     if "identity_file" in values:
+        values["identity_file"] = directory / values["identity_file"]
         _check_identity(place, values["identity_file"])
-    known_hosts = values.get("known_hosts")
-    # A missing file is reported later, for each host, with the command that creates it.
-    if known_hosts is not None and os.path.exists(known_hosts):
-        _check_readable(place, "known_hosts", known_hosts)
+    if "known_hosts" in values:
+        values["known_hosts"] = directory / values["known_hosts"]
+        # A missing file is reported later, for each host, with the command that creates it.
+        if os.path.exists(values["known_hosts"]):
+            _check_readable(place, "known_hosts", values["known_hosts"])
 
 
 def _check_readable(place: Place, key: str, file: Path) -> bytes:
@@ -199,7 +192,7 @@ def _check_identity(place: Place, file: Path) -> None:
 
 
 def _expand_hosts(
-    place: Place, values: dict[str, Any], defaults: tuple[Place, dict[str, Any]], job: dict[str, Any]
+    place: Place, values: HostTable, defaults: tuple[Place, DefaultsTable], job: dict[str, Any]
 ) -> list[tuple[Host, Place]]:
     if "name" not in values:
         raise place.wrong("name", "is missing", 'every host needs one: name = "gpu1"')
@@ -211,27 +204,28 @@ def _expand_hosts(
             raise place.wrong("name", f"{name!r} is not 1 to 64 letters, digits, dots, dashes or underscores", hint)
     common = _common(place, values, *defaults)
     common.setdefault("nproc_per_node", job.get("nproc_per_node", "auto"))
-    targets = _paired(place, values, "ssh", names) or names
-    addresses = _paired(place, values, "address", names)
+    targets = _paired(place, "ssh", values.get("ssh"), values["name"], names) or names
+    addresses = _paired(place, "address", values.get("address"), values["name"], names)
     env = dict(values.get("env", {}))
     # The agent itself reads this variable, which may be set among the workers' variables.
     if "SUPERVISOR_HOME" in job.get("env", {}):
         env.setdefault("SUPERVISOR_HOME", job["env"]["SUPERVISOR_HOME"])
     hosts = []
     for index, name in enumerate(names):
-        address = addresses[index] if addresses else _resolve(place, targets[index], common)[0]
-        hosts.append((Host(name=name, ssh=targets[index], address=address, env=dict(env), **common), place))
+        ssh = targets[index]
+        address = addresses[index] if addresses else _resolve(place, ssh, common.get("user"), common.get("port"))[0]
+        host: HostTable = {**common, "name": name, "ssh": ssh, "address": address, "env": dict(env)}
+        hosts.append((Host(**host), place))
     return hosts
 
 
-def _common(place: Place, values: dict[str, Any], defaults_place: Place, defaults: dict[str, Any]) -> dict[str, Any]:
+def _common(place: Place, values: HostTable, defaults_place: Place, defaults: DefaultsTable) -> HostTable:
     """Return the values that all names of a pattern have, its own before those of [defaults]."""
-    common = {}
-    for key in (*_SAME_FOR_ALL, *_FILES):
-        if key in values:
-            common[key] = _checked(place, key, values[key])
-        elif key in defaults:
-            common[key] = _checked(defaults_place, key, defaults[key])
+    common: HostTable = {**defaults, **values}
+    for key, value in common.items():
+        # Patterns are checked name by name.
+        if key in DEFAULTS:
+            _checked(place if key in values else defaults_place, key, value)
     return common
 
 
@@ -250,23 +244,23 @@ def _names(place: Place, key: str, pattern: str) -> list[str]:
         raise place.wrong(key, str(error), 'write a pattern such as "gpu[01-16]"') from error
 
 
-def _paired(place: Place, values: dict[str, Any], key: str, names: list[str]) -> list[str]:
-    """Expand a pattern that is paired with the names one by one."""
-    if key not in values:
+def _paired(place: Place, key: str, pattern: str | None, name: str, names: list[str]) -> list[str]:
+    """Expand a pattern that is paired with the names one by one; `name`: their pattern."""
+    if pattern is None:
         return []
-    expanded = _names(place, key, values[key])
+    expanded = _names(place, key, pattern)
     if len(expanded) != len(names):
         raise place.wrong(
             key,
-            f"{values[key]!r} means {len(expanded)} hosts, but name = {values['name']!r} means {len(names)}",
+            f"{pattern!r} means {len(expanded)} hosts, but name = {name!r} means {len(names)}",
             "both patterns must have the same length",
         )
-    return [_checked(place, key, name) for name in expanded]
+    return [_checked(place, key, one) for one in expanded]
 
 
-def _resolve(place: Place, target: str, common: dict[str, Any]) -> tuple[str, int]:
+def _resolve(place: Place, target: str, user: str | None, port: int | None) -> tuple[str, int]:
     try:
-        resolved = resolve(target, common.get("user"), common.get("port"))
+        resolved = resolve(target, user, port)
     except SshConfigError as error:
         raise place.wrong("ssh", str(error), error.hint) from error
     return resolved.host, resolved.port
@@ -280,7 +274,7 @@ def _refuse_duplicates(path: Path, hosts: list[tuple[Host, Place]]) -> None:
         if host.name in names:
             raise place.wrong("name", f"two hosts are called {host.name}", "every host needs its own name")
         names[host.name] = place
-        address, port = _resolve(place, host.ssh, {"user": host.user, "port": host.port})
+        address, port = _resolve(place, host.ssh, host.user, host.port)
         # Behind different jump hosts the same private address is another machine.
         door = (_canonical(address), port, host.proxy_jump)
         if door in doors:

@@ -12,9 +12,9 @@ import dataclasses
 import difflib
 import re
 import urllib.parse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, get_type_hints
 
 from remote_agent.text.names import read_number
 from remote_agent.wire import JobSpec, leases, read_ports
@@ -86,7 +86,7 @@ def _type_name(value: object) -> str:
     return names.get(type(value), type(value).__name__)
 
 
-def text(place: Place, key: str, value: Any) -> str:
+def text(place: Place, key: str, value: object) -> str:
     """Check for text that is not empty and has no NUL character."""
     if not isinstance(value, str):
         hint = f'write {key} = "{value}"' if isinstance(value, (int, float)) and not isinstance(value, bool) else ""
@@ -98,7 +98,7 @@ def text(place: Place, key: str, value: Any) -> str:
     return value
 
 
-def line(place: Place, key: str, value: Any) -> str:
+def line(place: Place, key: str, value: object) -> str:
     """Check for one line of text without spaces around it."""
     content = text(place, key, value)
     if content != content.strip() or not content.isprintable():
@@ -106,7 +106,16 @@ def line(place: Place, key: str, value: Any) -> str:
     return content
 
 
-def target(place: Place, key: str, value: Any) -> str:
+def file(place: Place, key: str, value: object) -> Path:
+    """Check for a path; return it with the home directory in place of ~."""
+    path = line(place, key, value)
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise place.wrong(key, f"{path}: {error}") from error
+
+
+def target(place: Place, key: str, value: object) -> str:
     """Check for a pattern of host names, addresses or aliases without a user; `load` checks the names in it."""
     name = line(place, key, value)
     if "@" in name:
@@ -115,14 +124,14 @@ def target(place: Place, key: str, value: Any) -> str:
     return name
 
 
-def truth(place: Place, key: str, value: Any) -> bool:
+def truth(place: Place, key: str, value: object) -> bool:
     """Check for true or false."""
     if not isinstance(value, bool):
         raise place.wrong(key, f"must be true or false, not {value!r}", f"write {key} = true or {key} = false")
     return value
 
 
-def size(place: Place, key: str, value: Any) -> int:
+def size(place: Place, key: str, value: object) -> int:
     """Check for a size with a unit (K, M, G or T, powers of 1024); return bytes."""
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([KMGT])(?:i?B)?", value) if isinstance(value, str) else None
     if match is None:
@@ -133,10 +142,10 @@ def size(place: Place, key: str, value: Any) -> int:
     return count
 
 
-def one_of(words: Sequence[str], hint: str = "") -> Callable[[Place, str, Any], str]:
+def one_of(words: Sequence[str], hint: str = "") -> Callable[[Place, str, object], str]:
     """Make a check for one of these words; without a hint an error suggests the first one."""
 
-    def check(place: Place, key: str, value: Any) -> str:
+    def check(place: Place, key: str, value: object) -> str:
         if value not in words:
             message = f"must be {', '.join(words[:-1])} or {words[-1]}, not {value!r}"
             raise place.wrong(key, message, hint or f'write {key} = "{words[0]}"')
@@ -148,7 +157,7 @@ def one_of(words: Sequence[str], hint: str = "") -> Callable[[Place, str, Any], 
 def whole(low: int, high: int | None = None) -> Callable[[Place, str, Any], int]:
     """Make a check for a whole number from `low` to `high`."""
 
-    def check(place: Place, key: str, value: Any) -> int:
+    def check(place: Place, key: str, value: object) -> int:
         if not isinstance(value, int) or isinstance(value, bool):
             hint = f"write {key} = {value}" if isinstance(value, str) and value.isdigit() else ""
             raise place.wrong(key, f"must be a whole number, not {value!r}", hint)
@@ -163,7 +172,7 @@ def whole(low: int, high: int | None = None) -> Callable[[Place, str, Any], int]
 def seconds(zero: bool) -> Callable[[Place, str, Any], float]:
     """Make a check for a number of seconds; `zero`: 0 is allowed."""
 
-    def check(place: Place, key: str, value: Any) -> float:
+    def check(place: Place, key: str, value: object) -> float:
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             raise place.wrong(key, f"must be a number of seconds, not {value!r}", f"write {key} = 15.0")
         if not (0 <= value < float("inf")) or (value == 0 and not zero):
@@ -183,7 +192,7 @@ def read_duration(text: str) -> float:
     return value * units[unit]
 
 
-def lasting(place: Place, key: str, value: Any) -> float:
+def lasting(place: Place, key: str, value: object) -> float:
     """Check for a time such as "10m"; return seconds."""
     with contextlib.suppress(ValueError):
         if not isinstance(value, bool) and isinstance(value, (str, int, float)):
@@ -191,7 +200,7 @@ def lasting(place: Place, key: str, value: Any) -> float:
     raise place.wrong(key, f"must be a duration, not {value!r}", f'write {key} = "10m"')
 
 
-def lease_timeout(place: Place, key: str, value: Any) -> float:
+def lease_timeout(place: Place, key: str, value: object) -> float:
     """Check for a node_timeout whose shares do not overlap: leases.py has the table."""
     timeout_s = seconds(zero=False)(place, key, value)
     if not leases.holds(timeout_s):
@@ -200,7 +209,7 @@ def lease_timeout(place: Place, key: str, value: Any) -> float:
     return timeout_s
 
 
-def port_range(place: Place, key: str, value: Any) -> str:
+def port_range(place: Place, key: str, value: object) -> str:
     """Check for FIRST-LAST, a range of two or more ports; return it without blanks."""
     try:
         ports = read_ports(line(place, key, value))
@@ -217,7 +226,7 @@ def read_nproc(text: str) -> str:
     return text if text in (*NPROC_WORDS, *OTHER_DEVICES) else ""
 
 
-def nproc(place: Place, key: str, value: Any) -> str:
+def nproc(place: Place, key: str, value: object) -> str:
     """Check for what `read_nproc` reads, or a positive number; return it as text."""
     if isinstance(value, str) and (text := read_nproc(value)):
         return text
@@ -227,7 +236,7 @@ def nproc(place: Place, key: str, value: Any) -> str:
     raise place.wrong(key, f"must be {words} or a number of 1 or more, not {value!r}", f'write {key} = "auto"')
 
 
-def environment(place: Place, key: str, value: Any) -> dict[str, str]:
+def environment(place: Place, key: str, value: object) -> dict[str, str]:
     """Check for a table of texts."""
     if not isinstance(value, dict):
         raise place.wrong(key, f"must be a table, not {_type_name(value)}", f'write {key} = {{ NAME = "value" }}')
@@ -242,14 +251,14 @@ def environment(place: Place, key: str, value: Any) -> dict[str, str]:
     return dict(value)
 
 
-def texts(place: Place, key: str, value: Any) -> tuple[str, ...]:
+def texts(place: Place, key: str, value: object) -> tuple[str, ...]:
     """Check for a list of texts."""
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise place.wrong(key, f"must be a list of strings, not {value!r}", f'write {key} = ["*.pt", "data/"]')
     return tuple(value)
 
 
-def snapshot_patterns(place: Place, key: str, value: Any) -> tuple[str, ...]:
+def snapshot_patterns(place: Place, key: str, value: object) -> tuple[str, ...]:
     """Check for a list of patterns that name files of the working directory, or are absolute."""
     patterns = texts(place, key, value)
     for pattern in patterns:
@@ -260,7 +269,7 @@ def snapshot_patterns(place: Place, key: str, value: Any) -> tuple[str, ...]:
     return patterns
 
 
-def occasions(place: Place, key: str, value: Any) -> tuple[str, ...]:
+def occasions(place: Place, key: str, value: object) -> tuple[str, ...]:
     """Check for the list of events of a hook."""
     if not isinstance(value, list) or not value:
         raise place.wrong(key, "must be a list of events", f'write {key} = ["failure", "end"]')
@@ -272,7 +281,7 @@ def occasions(place: Place, key: str, value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-def web(place: Place, key: str, value: Any) -> str:
+def web(place: Place, key: str, value: object) -> str:
     """Check for an http or https address; no message shows it, since it may contain a token."""
     address = text(place, key, value)
     # urlsplit accepts more than urlopen.
@@ -349,29 +358,37 @@ class Inventory:
         return next((host for host in self.hosts if host.name == name), None)
 
 
-JOB: dict[str, Check] = {
-    "nproc_per_node": nproc,
-    **{name: hint.__metadata__[0] for name, hint in get_type_hints(JobDefaults, include_extras=True).items()},
-}
-DEFAULTS: dict[str, Check] = {
-    "user": line,
-    "port": whole(1, 65535),
-    "identity_file": line,
-    "known_hosts": line,
-    "python": line,
-    "prelude": text,
-    "proxy_jump": line,
-    "via": one_of(("ssh", "srun", "auto"), "leave it out for ssh"),
-}
-HOSTS: dict[str, Check] = {
-    "name": line,
-    "ssh": target,
-    "address": target,
-    "nproc_per_node": nproc,
-    "spare": truth,
-    "env": environment,
-    **DEFAULTS,
-}
+class DefaultsTable(TypedDict, total=False):
+    """The table [defaults]; the fields of Host with these names have its values."""
+
+    user: Annotated[str, line]
+    port: Annotated[int, whole(1, 65535)]
+    identity_file: Annotated[Path, file]
+    known_hosts: Annotated[Path, file]
+    python: Annotated[str, line]
+    prelude: Annotated[str, text]
+    proxy_jump: Annotated[str, line]
+    via: Annotated[str, one_of(("ssh", "srun", "auto"), "leave it out for ssh")]
+
+
+class HostTable(DefaultsTable, total=False):
+    """One table [[hosts]]; name, ssh and address may be patterns."""
+
+    name: Annotated[str, line]
+    ssh: Annotated[str, target]
+    address: Annotated[str, target]
+    nproc_per_node: Annotated[str, nproc]
+    spare: Annotated[bool, truth]
+    env: Annotated[dict[str, str], environment]
+
+
+def _checks(kind: type) -> dict[str, Check]:
+    return {name: hint.__metadata__[0] for name, hint in get_type_hints(kind, include_extras=True).items()}
+
+
+JOB: dict[str, Check] = {"nproc_per_node": nproc, **_checks(JobDefaults)}
+DEFAULTS = _checks(DefaultsTable)
+HOSTS = _checks(HostTable)
 HOOKS: dict[str, Check] = {
     "on": occasions,
     "command": text,
@@ -383,8 +400,8 @@ HOOKS: dict[str, Check] = {
 TABLES = {"job": JOB, "defaults": DEFAULTS, "hosts": HOSTS, "hooks": HOOKS}
 
 
-def check_table(place: Place, table: dict[str, Any], which: str) -> dict[str, Any]:
-    """Return the checked values of one table; raises InventoryError for the first wrong key."""
+def check_table(place: Place, table: Mapping[str, object], which: str) -> Any:
+    """Return the checked values of one table, of the types of its checks; raises InventoryError for a wrong key."""
     known = TABLES[which]
     values = {}
     for key, value in table.items():

@@ -15,13 +15,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from remote_agent.text.names import read_number
 from supervisor.inventory.model import InventoryError
 from supervisor.inventory.pattern import PatternError, expand, fold, split
 
-Document = dict[str, Any]
+HostEntry = TypedDict(
+    "HostEntry",
+    {"name": str, "ssh": str, "user": str, "port": int, "nproc_per_node": int, "env": dict[str, str]},
+    total=False,
+)
+Document = TypedDict(
+    "Document", {"job": Mapping[str, object], "defaults": dict[str, str], "hosts": list[HostEntry]}, total=False
+)
 # NFS and the parallel file systems of supercomputers.
 NETWORK_DISKS = frozenset({"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "panfs", "afs", "cifs", "smb3"})
 _TARGET = re.compile(r"(?:(?P<user>[^@:\s]+)@)?(?P<name>[^@:\s]+)(?::(?P<port>[0-9]{1,5}))?")
@@ -42,7 +49,7 @@ def from_hosts(text: str) -> Document:
         match = _TARGET.fullmatch(word)
         if match is None:
             raise InventoryError(f"--hosts {text}: {word!r} is not a host", "write [user@]host[:port], as for ssh")
-        entry: Document = {"name": match["name"]}
+        entry: HostEntry = {"name": match["name"]}
         if match["user"]:
             entry["user"] = match["user"]
         if match["port"]:
@@ -88,7 +95,7 @@ def _slots(match: re.Match[str], where: str) -> int | None:
     return read_number(text)
 
 
-def _entry(name: str, nproc: int | None) -> Document:
+def _entry(name: str, nproc: int | None) -> HostEntry:
     return {"name": name} if nproc is None else {"name": name, "nproc_per_node": nproc}
 
 
@@ -111,7 +118,7 @@ def from_slurm(environ: Mapping[str, str], via: str = "auto") -> Document:
     # A login on a node does not have the environment that is active here.
     python = shutil.which("python3", path=environ.get("PATH", ""))
     defaults = {"via": via} if python is None else {"python": python, "via": via}
-    entries: list[Document] = []
+    entries: list[HostEntry] = []
     for count, group in itertools.groupby(zip(counts, names, strict=True), key=itemgetter(0)):
         entries += [_entry(name, count) for name in _patterns([name for _, name in group])]
     return {"defaults": defaults, "hosts": entries}
@@ -137,7 +144,9 @@ def _on_shared_disks(document: Document) -> Document:
     """In a home directory that all nodes share, each node gets its own root; a shared work tree is not copied."""
     if is_shared(Path.home()):
         document = with_own_roots(document, f"{Path.home()}/.supervisor/nodes")
-    return {**document, "job": {"sync": False}} if is_shared(Path.cwd()) else document
+    if is_shared(Path.cwd()):
+        document["job"] = {"sync": False}
+    return document
 
 
 def is_shared(directory: Path) -> bool:
@@ -152,7 +161,7 @@ def is_shared(directory: Path) -> bool:
 
 def with_own_roots(document: Document, shared: str) -> Document:
     """Set a SUPERVISOR_HOME for each host in a shared directory: nodes must not share one."""
-    hosts = [
+    hosts: list[HostEntry] = [
         {**entry, "name": name, "env": {"SUPERVISOR_HOME": f"{shared}/{name}"}}
         for entry in document["hosts"]
         for name in expand(entry["name"])
@@ -191,9 +200,13 @@ def _tasks(environ: Mapping[str, str], nodes: int) -> list[int | None]:
 def to_toml(document: Document, comment: str) -> str:
     """Return the text of a hosts.toml that loads back to the same hosts."""
     lines = [f"# {comment}", ""]
-    tables = [(f"[{name}]", document[name]) for name in ("job", "defaults") if document.get(name)]
-    for head, table in [*tables, *(("[[hosts]]", entry) for entry in document["hosts"])]:
-        lines += [head, *(f"{key} = {_value(value)}" for key, value in table.items()), ""]
+    tables: list[tuple[str, Mapping[str, object]]] = [
+        ("[job]", document.get("job", {})),
+        ("[defaults]", document.get("defaults", {})),
+        *(("[[hosts]]", entry) for entry in document["hosts"]),
+    ]
+    for head, table in tables:
+        lines += [head, *(f"{key} = {_value(value)}" for key, value in table.items()), ""] if table else []
     return "\n".join(lines)
 
 

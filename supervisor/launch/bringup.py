@@ -18,9 +18,10 @@ from supervisor.ssh import HostError, NodeLink, SyncError
 from supervisor.ssh.sync import Tree, push_tree
 
 if TYPE_CHECKING:
+    from remote_agent.wire.answers import Address
     from supervisor.link.host_link import Link
     from supervisor.link.hub import Hub
-    from supervisor.ssh.answers import Address, EngineFacts, Identity
+    from supervisor.ssh.answers import EngineFacts, Identity
 
 # Deadlines in seconds. The node waits 45 s for its agent; importing torch from a cold network disk takes one or two
 # minutes; an agent that gets no coordinator ends after three.

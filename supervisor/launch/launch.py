@@ -23,11 +23,11 @@ from supervisor.ssh import HostError
 from supervisor.ssh.reasons import together
 
 if TYPE_CHECKING:
+    from remote_agent.wire.answers import Address
     from supervisor.link.host_link import Link
     from supervisor.link.hub import Hub
     from supervisor.link.view import LaunchPlan
     from supervisor.ssh import NodeLink
-    from supervisor.ssh.answers import Address
 
 log = logging.getLogger(__name__)
 

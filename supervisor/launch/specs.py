@@ -110,11 +110,8 @@ def make_plan(inventory: Inventory, options: UpOptions, cwd: Path) -> LaunchPlan
 def _settings(*sources: JobDefaults | UpOptions) -> dict[str, Any]:
     """Return the fields of the description that its sources have under the same name; the last one decides."""
     names = {one.name for one in dataclasses.fields(JobSpec)} - MADE
-    settings: dict[str, Any] = {}
-    for source in sources:
-        values = {name: getattr(source, name, None) for name in names}
-        settings.update({name: value for name, value in values.items() if value is not None})
-    return settings
+    values = ((name, getattr(source, name, None)) for source in sources for name in names)
+    return {name: value for name, value in values if value is not None}
 
 
 def make_rendezvous(options: UpOptions, job: str, hosts: int) -> Rendezvous | None:

@@ -22,8 +22,9 @@ from supervisor.link.view import HostView
 from supervisor.ssh import AgentFile, HostError, MalformedAnswer, NodeLink, connect, read_refusal
 
 if TYPE_CHECKING:
+    from remote_agent.wire.answers import ListedJob
     from supervisor.inventory import Host
-    from supervisor.ssh.answers import EngineFacts, Identity, ListedJob
+    from supervisor.ssh.answers import EngineFacts, Identity
 
 log = logging.getLogger(__name__)
 

@@ -305,10 +305,10 @@ class Hub:
         """
         return (await self.ask_best(lambda link: link.call(op, args, timeout_s=timeout_s))).data
 
-    async def stream(self, op: str) -> list[dict[str, Any]]:
+    async def stream(self, op: str) -> list[Any]:
         """Return all items of a stream from the best agent; raises Unreachable, RequestFailed."""
 
-        async def collect(link: Link) -> list[dict[str, Any]]:
+        async def collect(link: Link) -> list[Any]:
             async with aclosing(link.whole_stream(op, timeout_s=RECORD_DEADLINE)) as answers:
                 return [answer.data async for answer in answers]
 

@@ -8,44 +8,47 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from remote_agent.wire.events import ENDED_STATES
 from supervisor.errors import RequestFailed, SupervisorError, Unreachable, UsageError
 
 if TYPE_CHECKING:
-    from remote_agent.wire.documents import Json
+    from remote_agent.wire.answers import JobRow, ListedJob
     from supervisor.link.hub import Hub
-    from supervisor.ssh.answers import ListedJob
 
 # How long to wait for further hosts once one has answered, seconds.
 GRACE = 2.0
 
 
-def group_jobs(answers: Mapping[str, Sequence[ListedJob]]) -> list[Json]:
+def group_jobs(answers: Mapping[str, Sequence[ListedJob]]) -> list[JobRow]:
     """Return one row per job, newest first: the state on the host that knows most, all hosts, whether it is live."""
-    rows: dict[str, Json] = {}
+    rows: dict[str, JobRow] = {}
     for host, jobs in answers.items():
         for entry in jobs:
             row = rows.get(entry["job"])
             if row is None:
-                row = rows[entry["job"]] = {**entry, "hosts": [], "live": False}
-                row.pop("node", None)
-                row.pop("agent_pid", None)
+                row = rows[entry["job"]] = {
+                    "job": entry["job"], "live": False, "tree": entry["tree"], "script": entry["script"],
+                    "created_ns": entry["created_ns"], "updated_ns": entry["updated_ns"], "state": entry["state"],
+                    "generation": entry["generation"], "world_size": entry["world_size"], "warm_until_ns": None,
+                    "hosts": [],
+                }  # fmt: skip
             elif _age(entry) > _age(row):
-                row.update({key: entry.get(key) for key in ("state", "updated_ns", "generation", "world_size")})
+                row["state"], row["updated_ns"] = entry["state"], entry["updated_ns"]
+                row["generation"], row["world_size"] = entry["generation"], entry["world_size"]
             row["hosts"].append(host)
-            row["warm_until_ns"] = max(row.get("warm_until_ns") or 0, entry.get("warm_until_ns") or 0) or None
-            row["live"] = row["live"] or bool(entry.get("live"))
+            row["warm_until_ns"] = max(row["warm_until_ns"] or 0, entry["warm_until_ns"] or 0) or None
+            row["live"] = row["live"] or entry["live"]
     for row in rows.values():
         # Agents stay for some seconds after the end, and longer while a supervisor is connected.
-        row["live"] = row["live"] and row.get("state") not in ENDED_STATES
-    return sorted(rows.values(), key=lambda row: (row.get("created_ns") or 0, row["job"]), reverse=True)
+        row["live"] = row["live"] and row["state"] not in ENDED_STATES
+    return sorted(rows.values(), key=lambda row: (row["created_ns"] or 0, row["job"]), reverse=True)
 
 
-def _age(entry: Mapping[str, Any]) -> tuple[int, bool, int]:
+def _age(entry: ListedJob | JobRow) -> tuple[int, bool, int]:
     """Return the sort key of what hosts know of a job: an end is newer than anything else of its generation."""
-    return entry.get("generation") or 0, entry.get("state") in ENDED_STATES, entry.get("updated_ns") or 0
+    return entry["generation"], entry["state"] in ENDED_STATES, entry["updated_ns"] or 0
 
 
 def choose_job(answers: Mapping[str, Sequence[ListedJob]], *, live_only: bool) -> str:
@@ -56,16 +59,16 @@ def choose_job(answers: Mapping[str, Sequence[ListedJob]], *, live_only: bool) -
     rows = group_jobs(answers)
     live = [row for row in rows if row["live"]]
     if len(live) == 1:
-        return str(live[0]["job"])
+        return live[0]["job"]
     if live_only and live:
         names = " ".join(row["job"] for row in live)
         raise UsageError(f"{len(live)} jobs are live here: {names}", "name the one you mean")
     if not rows:
         raise Unreachable("no jobs on these hosts", "`supervisor up` starts one")
     if live_only:
-        newest = f"the newest, {rows[0]['job']}, is over: {rows[0].get('state')}"
+        newest = f"the newest, {rows[0]['job']}, is over: {rows[0]['state']}"
         raise RequestFailed(f"no job is live on these hosts; {newest}", "`supervisor jobs` lists all of them", "ended")
-    return str((live or rows)[0]["job"])
+    return (live or rows)[0]["job"]
 
 
 def is_reached(hub: Hub) -> bool:

@@ -14,7 +14,7 @@ import heapq
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from remote_agent.wire import Answer, Args, CallFailed, WireError
 from remote_agent.wire.events import ENDED_STATES
@@ -25,9 +25,11 @@ from supervisor.logs.merge import RankStream
 from supervisor.logs.rows import Clocks, LogLine
 
 if TYPE_CHECKING:
+    from remote_agent.wire.answers import LogChunk, LogEntry, LogPage
     from supervisor.link.host_link import Link
     from supervisor.link.hub import Hub
     from supervisor.logs.selection import Selection
+    from supervisor.ssh.answers import LogFileEntry
 
 # Answers (a chunk has at most 64 KiB) that wait for a slow reader before the nodes are no longer read.
 BACKLOG = 128
@@ -160,7 +162,7 @@ class _NodeReader:
                 await self._take(answer)
 
     async def _take(self, answer: Answer) -> None:
-        data = answer.data
+        data: LogPage = answer.data
         if "first" in data:
             # From here on the request names its generation and its positions itself.
             self._args |= {"first": data["first"], "start": "begin"}
@@ -177,19 +179,20 @@ _Item = tuple[str, Answer] | None
 
 def _positions(answer: Answer) -> Positions:
     """Return the positions that a reader has reached with an answer."""
-    data = answer.data
+    chunk: LogChunk = answer.data
+    page: LogPage = answer.data
     positions: Positions = {}
-    if "offset" in data:
-        positions[_file(data)] = int(data.get("dropped") or 0) or int(data["offset"]) + len(answer.body)
-    for row in data.get("rows") or ():
-        positions[_file(row)] = int(row["line"]) + 1
-    for generation, rank, stream, at in data.get("after") or ():
-        positions[int(generation), int(rank), str(stream)] = int(at)
+    if "offset" in chunk:
+        positions[_file(chunk)] = chunk.get("dropped") or chunk["offset"] + len(answer.body)
+    for row in page.get("rows", ()):
+        positions[_file(row)] = row["line"] + 1
+    for generation, rank, stream, at in page.get("after", ()):
+        positions[generation, rank, stream] = at
     return positions
 
 
-def _file(entry: Mapping[str, Any]) -> RankStream:
-    return (int(entry["generation"]), int(entry["rank"]), str(entry["stream"]))
+def _file(entry: LogChunk | LogEntry | LogFileEntry) -> RankStream:
+    return entry["generation"], entry["rank"], entry["stream"]
 
 
 def _wanted_links(hub: Hub, selection: Selection) -> list[Link]:
@@ -249,9 +252,9 @@ async def follow(
     owners = await _owners(hub, selection)
     async with aclosing(_read_nodes(hub, selection, make)) as items:
         async for node, answer in items:
-            data = answer.data
+            data: LogChunk = answer.data
             if owners.get(_file(data), node) == node:
-                yield Chunk(node, *_file(data), int(data["offset"]), int(data.get("t_ns") or 0), answer.body)
+                yield Chunk(node, *_file(data), data["offset"], data.get("t_ns") or 0, answer.body)
 
 
 async def _owners(hub: Hub, selection: Selection) -> dict[RankStream, str]:
@@ -364,7 +367,7 @@ class RowReader:
             async for node, answer in items:
                 yield self._rows(node, answer)
 
-    def _request(self, name: str) -> dict[str, Any]:
+    def _request(self, name: str) -> Args:
         return {**self._args, "since_ns": self._clocks.at(name, self._since_ns)}
 
     def _rows(self, name: str, answer: Answer) -> list[LogLine]:

@@ -11,14 +11,15 @@ import asyncio
 from bisect import bisect_left
 from collections.abc import Mapping
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from supervisor.errors import RequestFailed, Unreachable
 from supervisor.logs.files import READ_DEADLINE, Failure, ask, files, is_own, leave_out, lost, newest, sources
 from supervisor.logs.rows import Clocks, LogLine
 
 if TYPE_CHECKING:
-    from remote_agent.wire import Answer
+    from remote_agent.wire import Answer, Args
+    from remote_agent.wire.answers import LogPage
     from supervisor.link.hub import Hub
     from supervisor.logs.selection import Selection
 
@@ -74,16 +75,18 @@ Joined = tuple[list[LogLine], bool, int, "int | None"]
 
 
 def part_of(clocks: Clocks, name: str, answer: Answer) -> Part:
-    """Return the part of a page that a node answered, with times of the coordinator's clock."""
-    data = answer.data
-    ahead_ns, more = clocks.ahead_ns(name), bool(data.get("more"))
-    since_ns, until_ns = int(data["since_ns"]) - ahead_ns, int(data["until_ns"]) - ahead_ns
+    """Return the part of a page that a node answered, with times of the coordinator's clock; raises KeyError."""
+    data: LogPage = answer.data
+    more, since_ns, until_ns = data.get("more", False), data["since_ns"], data["until_ns"]
+    if since_ns is None or until_ns is None:
+        raise KeyError("since_ns")
+    since_ns, until_ns = since_ns - clocks.ahead_ns(name), until_ns - clocks.ahead_ns(name)
     # Rows of a file that existed before its agent have early times, and may not be indexed yet.
-    known = more or bool(data.get("complete", True))
-    apart, counted = int(data.get("apart") or 0), int(data.get("counted") or 0)
+    known = more or data.get("complete", True)
+    apart, counted = data.get("apart", 0), data.get("counted", 0)
     ends = data.get("ends")
     by_file = None if ends is None else {(generation, rank, stream): end for generation, rank, stream, end in ends}
-    beyond = int(data.get("before") or 0), int(data.get("behind") or 0)
+    beyond = data.get("before", 0), data.get("behind", 0)
     return Part(
         clocks.rows(name, answer), more, apart, since_ns, until_ns if known else None, counted, by_file, *beyond
     )
@@ -150,7 +153,7 @@ async def merged(
     clocks = clocks or Clocks(session)
 
     async def one(name: str) -> Part | Failure:
-        times: dict[str, Any] = {"before_ns": clocks.at(name, before_ns), "after_ns": clocks.at(name, after_ns)}
+        times: Args = {"before_ns": clocks.at(name, before_ns), "after_ns": clocks.at(name, after_ns)}
         if counted is not None:
             times["counted"] = [clocks.at(name, t_ns) for t_ns in counted]
         try:

@@ -6,10 +6,11 @@ In: rows as the nodes send them, the clock offsets in the status. Out: rows by t
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from remote_agent.wire import Answer
+    from remote_agent.wire.answers import LogEntry, LogPage
     from remote_agent.wire.documents import Status
     from supervisor.link.hub import Hub
 
@@ -78,7 +79,8 @@ class Clocks:
 
     def rows(self, node: str, answer: Answer) -> list[LogLine]:
         """Return the rows of a log_merged or log_search answer, with their texts."""
-        entries = answer.data.get("rows")
+        page: LogPage = answer.data
+        entries = page.get("rows")
         if not entries:
             return []
         texts = answer.body.split(b"\n")
@@ -87,12 +89,11 @@ class Clocks:
             for row, text in zip(entries, texts, strict=True)
         ]
 
-    def row(self, node: str, generation: int, rank: int, stream: str, row: dict[str, Any], text: bytes) -> LogLine:
+    def row(self, node: str, generation: int, rank: int, stream: str, row: LogEntry, text: bytes) -> LogLine:
         """Return one row of a node."""
-        t_ns = int(row.get("t_ns") or 0) - self.ahead_ns(node)
-        line, offset, cut, column = int(row["line"]), int(row["offset"]), row.get("cut", 0), row.get("column", -1)
-        more = (int(cut), int(column), bool(row.get("half")))
-        return LogLine(node, generation, rank, stream, line, offset, t_ns, row.get("level"), text, *more)
+        t_ns = (row.get("t_ns") or 0) - self.ahead_ns(node)
+        more = (row.get("cut", 0), row.get("column", -1), bool(row.get("half")))
+        return LogLine(node, generation, rank, stream, row["line"], row["offset"], t_ns, row.get("level"), text, *more)
 
 
 def clock_error_ms(status: Status, names: list[str] | None) -> float | None:

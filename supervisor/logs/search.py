@@ -20,6 +20,7 @@ from supervisor.logs.merge import Page
 from supervisor.logs.rows import Clocks, LogLine
 
 if TYPE_CHECKING:
+    from remote_agent.wire.answers import LogPage
     from supervisor.link.host_link import Link
     from supervisor.link.hub import Hub
     from supervisor.logs.selection import Selection
@@ -41,16 +42,16 @@ class _Notes:
 
     def take(self, name: str, answer: Answer) -> None:
         """Call them with the contents of an answer."""
-        data, clocks = answer.data, self.clocks
-        apart = int(data.get("apart") or 0)
+        data: LogPage = answer.data
+        apart, clocks = data.get("apart", 0), self.clocks
         if data.get("around"):
             if self.note_page is not None:
                 self.note_page(Page(clocks.rows(name, answer), bool(data.get("more")), self.absent(), clocks, apart))
             return
         if self.note_apart is not None:
             self.note_apart(apart)
-        if self.reached is not None and data.get("begun_ns"):
-            self.reached[name] = data["begun_ns"]
+        if self.reached is not None and (begun_ns := data.get("begun_ns")):
+            self.reached[name] = begun_ns
         if self.note_span is not None and data.get("done"):
             self.note_span(clocks.back(name, data.get("since_ns")), clocks.back(name, data.get("until_ns")))
 

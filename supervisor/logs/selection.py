@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from remote_agent.text.rows import NCCL_MARK, stream_of
 from remote_agent.wire.documents import STREAMS
@@ -26,7 +26,7 @@ class RecordFilter:
     def __bool__(self) -> bool:
         return bool(self.include or self.exclude or self.level)
 
-    def args(self) -> dict[str, Any]:
+    def args(self) -> dict[str, object]:
         """Return the filter as arguments of a log request; what is not set is left out."""
         named = {"include": list(self.include), "exclude": list(self.exclude), "level": self.level}
         return {name: value for name, value in named.items() if value}
@@ -47,7 +47,7 @@ class Selection:
     nodes: list[str] | None = None
     filter: RecordFilter = ALL
 
-    def args(self) -> dict[str, Any]:
+    def args(self) -> dict[str, object]:
         """Return the files as arguments of a log request."""
         return {"generation": self.generation, "ranks": self.ranks, "streams": list(self.streams)}
 

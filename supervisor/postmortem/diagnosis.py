@@ -339,12 +339,14 @@ def _evidence(
 ) -> RankEvidence:
     node = record.node or (named.get(rank) if rank is not None else None)
     texts, places, nodes = _joined(record.lines)
-    exact = {} if record.raised_ns is None else {"timestamp_ns": record.raised_ns}
+    error = record.error
+    if error is not None and record.raised_ns is not None:
+        error = {**error, "timestamp_ns": record.raised_ns}
     return RankEvidence(
         rank=rank,
         node=node,
         exit=record.exit,
-        error=None if record.error is None else {**record.error, **exact},
+        error=error,
         tail="\n".join(texts),
         files={"error": record.error_file} if record.error_file else {},
         places=places,

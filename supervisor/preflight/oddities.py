@@ -11,18 +11,18 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from remote_agent.text.names import by_value, size_text
 from remote_agent.wire.events import HOST_NAME
 from supervisor.inventory.pattern import fold
-from supervisor.preflight.probe import Preflight, bad_groups
+from supervisor.preflight.probe import GroupOutcome, Preflight, bad_groups
 
 if TYPE_CHECKING:
+    from remote_agent.wire.answers import CheckedFacts
     from remote_agent.wire.documents import Severity
     from supervisor.link.view import HostView
 
-Facts = Mapping[str, Any]
 GB = 10**9
 # Any checkpoint needs more than this.
 DISK_ERROR, DISK_WARNING = GB // 10, 5 * GB
@@ -75,22 +75,22 @@ class Fact:
     """How to read one fact, and what a difference between nodes means."""
 
     name: str
-    read: Callable[[Facts], str]
+    read: Callable[[CheckedFacts], str]
     severity: Severity | None
     """The severity of a difference; None: nodes may differ."""
     hint: str = ""
 
 
-def _torch(key: str) -> Callable[[Facts], str]:
+def _torch(key: str) -> Callable[[CheckedFacts], str]:
     return lambda facts: str(facts["torch"].get(key) or "none")
 
 
-def _torch_version(facts: Facts) -> str:
+def _torch_version(facts: CheckedFacts) -> str:
     error = facts["torch"].get("error")
     return f"{_BROKEN}: {error}" if error else str(facts["torch"]["torch"])
 
 
-def _gpus(facts: Facts) -> str:
+def _gpus(facts: CheckedFacts) -> str:
     names = Counter(facts["torch"].get("gpu_names", ()))
     return " + ".join(f"{count} x {name}" for name, count in names.items()) or "none"
 
@@ -99,11 +99,11 @@ def _limit(value: int | None) -> str:
     return "unlimited" if value is None else str(value)
 
 
-def _shm(facts: Facts) -> str:
+def _shm(facts: CheckedFacts) -> str:
     return "none" if facts["shm"] is None else size_text(facts["shm"]["total"])
 
 
-def _count(values: list[Any] | None, unknown: str = "") -> str:
+def _count(values: Sequence[object] | None, unknown: str = "") -> str:
     return unknown if values is None else str(len(values) or "none")
 
 
@@ -122,9 +122,6 @@ FACTS: tuple[Fact, ...] = (
     Fact("/dev/shm", _shm, "info"),
     Fact("interpreter", lambda facts: str(facts["executable"]), None),
 )  # fmt: skip
-# Without sync, a launch compares only the script.
-SCRIPT = Fact("code", lambda facts: str(facts["script"]), "error", FACTS[6].hint)
-
 # A launch has the first facts anyway.
 QUICK = 4
 
@@ -139,22 +136,23 @@ def matrix(result: Preflight) -> list[FactRow]:
     return [row for row in rows if row.values]
 
 
-def _rows(which: Iterable[Fact], by_node: Mapping[str, Facts]) -> list[FactRow]:
+def _rows(which: Iterable[Fact], by_node: Mapping[str, CheckedFacts]) -> list[FactRow]:
     return [
         _row(fact.name, {name: fact.read(facts) for name, facts in by_node.items()}, fact.severity) for fact in which
     ]
 
 
-def _spread_rows(by_node: Mapping[str, Facts]) -> list[FactRow]:
+def _spread_rows(by_node: Mapping[str, CheckedFacts]) -> list[FactRow]:
     """Return rows for numbers that differ on every node: the lowest and the highest, and where."""
     error = max(facts["clock_error_ms"] for facts in by_node.values())
+    shared = {node: facts["shm"] for node, facts in by_node.items()}
     homes = {node: [free for path, free in facts["disk_free"].items()] for node, facts in by_node.items()}
     return [
         _spread("clock", {node: facts["clock_offset_ms"] for node, facts in by_node.items()},
                 lambda value: f"{value:+.1f} ms", f" against this machine, ± {error:.1f} ms"),
         _spread("free in home", {node: free[0] for node, free in homes.items()}, size_text),
         _spread("free in SUPERVISOR_HOME", {node: free[-1] for node, free in homes.items()}, size_text),
-        _spread("free shm", {node: (facts["shm"] or {}).get("free") for node, facts in by_node.items()}, size_text),
+        _spread("free shm", {node: shm and shm["free"] for node, shm in shared.items()}, size_text),
         _spread("load", {node: facts["load"] for node, facts in by_node.items()}, lambda value: f"{value:.1f}"),
     ]  # fmt: skip
 
@@ -174,12 +172,19 @@ def _spread(name: str, by_node: Mapping[str, float | None], text: Callable[[floa
 
 def quick(views: Iterable[HostView]) -> list[CheckFinding]:
     """Return findings from the facts that a launch has anyway: versions, script, clocks, disk, /dev/shm."""
-    by_node: dict[str, Any] = {view.name: {**view.hello, "torch": view.engine, "script": view.script} for view in views}
-    items = list(_differences(_rows((*FACTS[:QUICK], SCRIPT), by_node)))
+    hosts = {view.name: view for view in views}
+    by_node: dict[str, CheckedFacts] = {
+        name: {"python": view.hello["python"], "clock_offset_ms": view.hello["clock_offset_ms"],
+               "clock_error_ms": view.hello["clock_error_ms"], "torch": view.engine}
+        for name, view in hosts.items()
+    }  # fmt: skip
+    # Without sync, a launch compares only the script.
+    script = _row("code", {name: str(view.script) for name, view in hosts.items()}, "error")
+    items = list(_differences([*_rows(FACTS[:QUICK], by_node), script]))
     items += _clocks(by_node)
-    for name, facts in by_node.items():
-        items += _disk(facts["disk_free"], facts["home"], _finding_for(name))
-        items += _shm_free(facts["shm_free"], _finding_for(name))
+    for name, view in hosts.items():
+        items += _disk(view.hello["disk_free"], view.hello["home"], _finding_for(name))
+        items += _shm_free(view.hello["shm_free"], _finding_for(name))
     return _merged(items)
 
 
@@ -227,7 +232,7 @@ def _differences(rows: Iterable[FactRow]) -> Iterable[CheckFinding]:
             )
 
 
-def _node_findings(node: str, facts: Facts) -> Iterable[CheckFinding]:
+def _node_findings(node: str, facts: CheckedFacts) -> Iterable[CheckFinding]:
     """Yield what is wrong with one node by itself."""
     finding = _finding_for(node)
     if facts["torch"].get("error"):
@@ -254,7 +259,7 @@ def _node_findings(node: str, facts: Facts) -> Iterable[CheckFinding]:
         yield finding("info", "load", f"load is {facts['load']:.0f} on {facts['cpu_count']} CPUs")
 
 
-def _clocks(by_node: Mapping[str, Facts]) -> Iterable[CheckFinding]:
+def _clocks(by_node: Mapping[str, CheckedFacts]) -> Iterable[CheckFinding]:
     """Yield clocks that differ from the median of the nodes (of one or two nodes: from this machine's)."""
     offsets = {node: facts["clock_offset_ms"] for node, facts in by_node.items()}
     usual, whose = (
@@ -275,7 +280,7 @@ def _clocks(by_node: Mapping[str, Facts]) -> Iterable[CheckFinding]:
         )
 
 
-def _own_names(by_node: Mapping[str, Facts]) -> Iterable[CheckFinding]:
+def _own_names(by_node: Mapping[str, CheckedFacts]) -> Iterable[CheckFinding]:
     """Yield nodes whose own host name does not lead to the address at which the other nodes reach them."""
     for node, facts in by_node.items() if len(by_node) > 1 else ():
         sockets = facts["sockets"]
@@ -310,7 +315,7 @@ def _shm_free(free: int | None, finding: Callable[..., CheckFinding]) -> Iterabl
         yield finding("warning", "/dev/shm", f"only {size_text(free)} free in /dev/shm", hint)
 
 
-def _limits(facts: Facts, finding: Callable[..., CheckFinding]) -> Iterable[CheckFinding]:
+def _limits(facts: CheckedFacts, finding: Callable[..., CheckFinding]) -> Iterable[CheckFinding]:
     files, memlock = facts["open_files"], facts["memlock"]
     if files is not None and files < OPEN_FILES_WARNING:
         yield finding("warning", "open files", f"at most {files} open files", "ulimit -n in `prelude`, or limits.conf")
@@ -389,7 +394,7 @@ def collectives(result: Preflight) -> Iterable[CheckFinding]:
     groups = result.collectives or []
     bad = bad_groups(groups)
     good = {name for group in groups if group not in bad for name in group["nodes"]}
-    culprits: dict[str, Mapping[str, Any]] = {}
+    culprits: dict[str, GroupOutcome] = {}
     for group in bad:
         others = [name for name in group["nodes"] if name not in good]
         if len(others) == 1:
@@ -414,9 +419,9 @@ def collectives(result: Preflight) -> Iterable[CheckFinding]:
         yield CheckFinding(_weight(group), "collectives", tuple(group["nodes"]), text, hint)
 
 
-def _weight(group: Mapping[str, Any]) -> Severity:
+def _weight(group: GroupOutcome) -> Severity:
     return "error" if "error" in group else "warning"
 
 
-def _outcome(group: Mapping[str, Any]) -> str:
+def _outcome(group: GroupOutcome) -> str:
     return str(group.get("error") or f"{group['ms']:.0f} ms for 16 MiB")

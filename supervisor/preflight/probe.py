@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.wire import CallFailed, WireError
+from remote_agent.wire.answers import AllReduce, CheckedFacts, ProbeFacts, ProbePort, ProbeTarget, Reached
 from supervisor.errors import HostFailure, why
 from supervisor.ssh import AgentFile, HostError, NodeLink, connect_all
 
@@ -35,18 +36,25 @@ PINGS = 5
 Say = Callable[[str], None]
 
 
+class GroupOutcome(AllReduce, total=False):
+    """How a small collective of some nodes went, in which round."""
+
+    round: int
+    nodes: list[str]
+
+
 @dataclass
 class Preflight:
     """The answers of all hosts."""
 
-    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """By node, in inventory order: `hello` and `facts` of its bridge, `clock_offset_ms`, `clock_error_ms`."""
+    facts: dict[str, CheckedFacts] = field(default_factory=dict)
+    """By node, in inventory order."""
     unreachable: dict[str, HostFailure] = field(default_factory=dict)
     addresses: dict[str, str] = field(default_factory=dict)
-    reach: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
-    """From node to node: {"ms": …} or {"error": …}."""
-    collectives: list[dict[str, Any]] | None = None
-    """{"round", "nodes", and "ms", "latency_ms", "bus_gb_per_s", "backend", or "error"}; None: not requested."""
+    reach: dict[str, dict[str, Reached]] = field(default_factory=dict)
+    """From node to node."""
+    collectives: list[GroupOutcome] | None = None
+    """None: not requested."""
 
 
 async def preflight(inventory: Inventory, *, collectives: bool = False, say: Say = lambda text: None) -> Preflight:
@@ -96,16 +104,16 @@ async def _facts(link: NodeLink, inventory: Inventory, result: Preflight) -> Non
     clock = min(hellos, key=lambda hello: hello["clock_error_ms"])
     workdir = None if inventory.job.sync and inventory.path is not None else str(inventory.job.workdir)
     request = {"workdir": workdir, "env": {**inventory.job.env, **host.env}, "address": host.address}
-    answer = await link.channel.call("facts", request, timeout=FACTS_DEADLINE)
-    result.facts[host.name] = {**clock, **answer.data}
+    facts: ProbeFacts = (await link.channel.call("facts", request, timeout=FACTS_DEADLINE)).data
+    result.facts[host.name] = {**facts, **clock, "disk_free": facts["disk_free"]}
 
 
 async def _reach(links: dict[str, NodeLink], ports: str, result: Preflight) -> None:
-    targets: dict[str, dict[str, Any]] = {}
+    targets: dict[str, ProbeTarget] = {}
 
     async def listen(link: NodeLink) -> None:
-        answer = await link.channel.call("listen", {"ports": ports}, timeout=REACH_DEADLINE)
-        targets[link.host.name] = {"address": link.host.address, **answer.data}
+        port: ProbePort = (await link.channel.call("listen", {"ports": ports}, timeout=REACH_DEADLINE)).data
+        targets[link.host.name] = {"address": link.host.address, **port}
 
     async def reach(link: NodeLink) -> None:
         name = link.host.name
@@ -117,7 +125,7 @@ async def _reach(links: dict[str, NodeLink], ports: str, result: Preflight) -> N
     await _all(links, result, "reach", reach)
 
 
-async def _rounds(links: dict[str, NodeLink], ports: str, say: Say) -> list[dict[str, Any]]:
+async def _rounds(links: dict[str, NodeLink], ports: str, say: Say) -> list[GroupOutcome]:
     """Return the outcome of two rounds of pairwise all-reduces, as in DLRover's network check.
 
     In the second round each suspect is paired with a good node: a suspect that fails again is bad, any other one had a
@@ -135,7 +143,7 @@ async def _rounds(links: dict[str, NodeLink], ports: str, say: Say) -> list[dict
     return groups
 
 
-def bad_groups(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def bad_groups(groups: Sequence[GroupOutcome]) -> list[GroupOutcome]:
     """Return the groups that failed, or were slow compared with the median (of two: with the quicker one)."""
     times = [group["ms"] for group in groups if "ms" in group]
     usual = statistics.median_low(times) if times else 0.0
@@ -165,13 +173,13 @@ def again(suspects: Sequence[str], good: Sequence[str]) -> list[list[list[str]]]
 
 async def _round(
     number: int, groups: Sequence[list[str]], links: dict[str, NodeLink], ports: str
-) -> list[dict[str, Any]]:
+) -> list[GroupOutcome]:
     outcomes = await asyncio.gather(*(_collective([links[name] for name in group], ports) for group in groups))
     return [{"round": number, "nodes": group, **outcome} for group, outcome in zip(groups, outcomes, strict=True)]
 
 
-async def _collective(links: Sequence[NodeLink], ports: str) -> dict[str, Any]:
-    """Return {"ms", "latency_ms", "bus_gb_per_s", "backend"} of an all-reduce among these nodes, or {"error"}."""
+async def _collective(links: Sequence[NodeLink], ports: str) -> AllReduce:
+    """Return the outcome of an all-reduce among these nodes."""
     request = {"world": len(links), "host": links[0].host.address, "timeout_s": COLLECTIVE_S, "ports": ports}
     try:
 
@@ -186,7 +194,7 @@ async def _collective(links: Sequence[NodeLink], ports: str) -> dict[str, Any]:
             link.channel.call("collective_end", {"timeout_s": 2 * COLLECTIVE_S}, timeout=COLLECTIVE_DEADLINE)
             for link in links
         ]
-        answers = [answer.data for answer in await asyncio.gather(*ends)]
+        answers: list[AllReduce] = [answer.data for answer in await asyncio.gather(*ends)]
     except (CallFailed, WireError, asyncio.TimeoutError) as error:
         return {"error": why(error)}
     failed = [
@@ -195,4 +203,4 @@ async def _collective(links: Sequence[NodeLink], ports: str) -> dict[str, Any]:
     if failed:
         return {"error": "; ".join(failed)}
     # The slowest rank counts.
-    return dict(max((answer for answer in answers), key=lambda data: data["ms"]))
+    return max(answers, key=lambda data: data["ms"])

@@ -18,7 +18,7 @@ Times are nanoseconds since the epoch by the coordinator's clock. Bytes that are
 import datetime
 import json
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, TypedDict
+from typing import NamedTuple, TypedDict
 
 from remote_agent.wire.documents import (
     MAX_TIME_NS,
@@ -30,8 +30,9 @@ from remote_agent.wire.documents import (
     StatusChanges,
     TimeNs,
 )
-from remote_agent.wire.gate import JsonObject, Misfit, Name, parse, reader
+from remote_agent.wire.gate import Misfit, Name, parse, reader
 from supervisor.errors import UsageError
+from supervisor.ssh.answers import EngineFacts, Hello
 
 FORMAT = "supervisor-recording"
 VERSION = 1
@@ -47,8 +48,8 @@ class RecordedHost(TypedDict):
     text: str
     error: str | None
     hint: str
-    hello: JsonObject
-    engine: JsonObject
+    hello: Hello
+    engine: EngineFacts
 
 
 class _RecordingMeta(TypedDict):
@@ -120,7 +121,7 @@ def read_lines(blocks: Iterable[bytes]) -> Iterator[Line]:
             yield line
 
 
-def _read_line(row: Any) -> Line:
+def _read_line(row: object) -> Line:
     # Checked by hand: there may be millions.
     match row:
         case [int(line), int(offset), int(t_ns), "D" | "I" | "W" | "E" | None as level, str(text)]:
@@ -146,7 +147,7 @@ def whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
         yield b"".join(rest)
 
 
-def json_line(document: Any) -> bytes:
+def json_line(document: object) -> bytes:
     """Return a document as one line of ASCII."""
     return json.dumps(document, separators=(",", ":")).encode() + b"\n"
 

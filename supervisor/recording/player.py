@@ -20,8 +20,8 @@ from supervisor.nccl import to_fabric
 from supervisor.recording import reading
 
 if TYPE_CHECKING:
-    from remote_agent.wire import Answer
-    from remote_agent.wire.documents import IncidentDocument, JournalEvent, Json, Status
+    from remote_agent.wire import Answer, Args
+    from remote_agent.wire.documents import IncidentDocument, JournalEvent, Status
     from supervisor.history import Series, SeriesQuery
     from supervisor.link.view import Notice
     from supervisor.logs.selection import Selection
@@ -188,7 +188,7 @@ class Player:
         """Raise RequestFailed: a recording cannot be changed."""
         raise RequestFailed(f"{verb}: this is a recording", "attach to the job itself")
 
-    async def edited(self) -> Json:
+    async def edited(self) -> NoReturn:
         """Raise RequestFailed: nothing can be started from a recording."""
         await self.request("sync")
 
@@ -200,7 +200,7 @@ class Player:
         """Raise RequestFailed: a recording has no nodes."""
         raise RequestFailed("forward: this is a recording", "attach to the job itself")
 
-    async def stacks(self, _ranks: list[int] | None) -> Json:
+    async def stacks(self, _ranks: list[int] | None) -> NoReturn:
         """Raise RequestFailed: no rank of a recording is alive."""
         await self.request("stacks")
 
@@ -217,7 +217,7 @@ class Player:
 
     # --- logs
 
-    async def log(self, node: str, op: str, args: Json) -> Answer:
+    async def log(self, node: str, op: str, args: Args) -> Answer:
         """Answer log_window as an agent does."""
         if op != "log_window":
             raise RequestFailed(f"a recording cannot answer {op!r}")

@@ -25,7 +25,8 @@ from remote_agent.history import pyramid, samples
 from remote_agent.text.patterns import LINE_S, Pattern, TooLong, compile_pattern, make_filter
 from remote_agent.text.rows import RecordReader
 from remote_agent.wire import Answer, Problem
-from remote_agent.wire.documents import MAX_ROWS, Count, parse_event
+from remote_agent.wire.answers import MAX_ROWS
+from remote_agent.wire.documents import Count, parse_event
 from remote_agent.wire.gate import Misfit, parse, record
 from remote_agent.wire.status_diff import merge
 from supervisor.errors import RequestFailed
@@ -36,6 +37,8 @@ from supervisor.recording import file_format
 from supervisor.recording.file_format import Line, NodeStream, RecordingError
 
 if TYPE_CHECKING:
+    from remote_agent.wire import Args
+    from remote_agent.wire.answers import LogWindow
     from remote_agent.wire.documents import Status
     from supervisor.logs.selection import RecordFilter, Selection
 
@@ -49,8 +52,6 @@ BLOCK = 1024 * 1024
 # The history has a sample of the states this often; this many states are read before the screen has a turn.
 EVERY_NS = 2_000_000_000
 STATUSES_PER_TURN = 64
-# What is recorded of the connection to a host.
-HOST = ("name", "state", "step", "text", "error", "hint")
 # What the library raises for a damaged file.
 _BROKEN_FILE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, struct.error, ValueError, OverflowError)
 _ENCRYPTED = 1
@@ -348,7 +349,7 @@ LEVELS = ("D", "I", "W", "E")
 RECORDS_PER_TURN = 1024
 
 
-def window(recording: Recording, file: NodeStream, now_ns: int, args: Mapping[str, Any]) -> Answer:
+def window(recording: Recording, file: NodeStream, now_ns: int, args: Args) -> Answer:
     """Return `count` rows from `line` on, as log_window does; a negative line counts from the end."""
     lines = recording.lines(file) if file in recording.files else Lines()
     total, line = lines.total(now_ns), int(args["line"])
@@ -362,7 +363,7 @@ def window(recording: Recording, file: NodeStream, now_ns: int, args: Mapping[st
         first = max(0, total + line) if line < 0 else line
     rows = list(lines.window(first, min(total, first + min(int(args["count"]), MAX_ROWS))))
     there = lines.count_at(now_ns)
-    data = {
+    data: LogWindow = {
         "line": first,
         "at": at,
         "total_lines": total,

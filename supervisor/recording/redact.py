@@ -202,7 +202,7 @@ def argv(words: Sequence[str]) -> list[str]:
     return out
 
 
-def document(value: Any) -> Any:
+def document(value: object) -> Any:
     """Return a JSON document without its secrets: values of secret names, lists of words as command lines, texts."""
     if isinstance(value, str):
         return text(value)
@@ -213,5 +213,5 @@ def document(value: Any) -> Any:
     return value
 
 
-def _hides(key: str, value: Any) -> bool:
+def _hides(key: str, value: object) -> bool:
     return isinstance(value, str) and bool(value) and value.lower() not in _NOT_SECRET and is_secret(key)

@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 from remote_agent.diagnose.incidents import incidents_in
 from remote_agent.text.names import RANK_LOG
@@ -30,15 +30,15 @@ from supervisor.link.tasks import cancel_all
 from supervisor.logs import files as log_files
 from supervisor.logs.rows import Clocks, now_ns
 from supervisor.recording import file_format, redact
-from supervisor.recording.file_format import Line, NodeStream
-from supervisor.recording.reading import HOST
+from supervisor.recording.file_format import Line, NodeStream, RecordedHost, RecordedLog, StatusRow
 
 if TYPE_CHECKING:
     from remote_agent.wire import Answer
-    from remote_agent.wire.documents import Document, IncidentDocument, Json, Status
+    from remote_agent.wire.answers import LogEntry, LogWindow
+    from remote_agent.wire.documents import HistoryItem, IncidentDocument, Status
     from supervisor.link.host_link import Link
     from supervisor.session import Session
-    from supervisor.ssh.answers import EngineFacts
+    from supervisor.ssh.answers import EngineFacts, LogFileEntry
 
 # How many files are requested at once, and the size from which an excerpt is buffered on the disk.
 AT_ONCE = 8
@@ -90,17 +90,14 @@ async def write(session: Session, path: Path, *, limit: Limit, seen: Iterable[Se
     return len(events), sorted({str(one["error"]) for one in index if one["error"]})
 
 
-async def host_facts(session: Session) -> list[Json]:
+async def host_facts(session: Session) -> list[RecordedHost]:
     """Return the hosts of the job: the state of each connection, and the facts that each host reports."""
     engines = await asyncio.gather(*(_engine(session.links[name]) for name in session.hosts))
     return [
-        {
-            **{key: getattr(view, key) for key in HOST},
-            "hello": view.hello,
-            "engine": engine,
-        }
+        {"name": view.name, "state": view.state, "step": view.step, "text": view.text, "error": view.error,
+         "hint": view.hint, "hello": view.hello, "engine": engine}
         for view, engine in zip(session.hosts.values(), engines, strict=True)
-    ]
+    ]  # fmt: skip
 
 
 async def _engine(link: Link) -> EngineFacts:
@@ -111,12 +108,12 @@ async def _engine(link: Link) -> EngineFacts:
     return link.view.engine if facts is None else facts
 
 
-async def _write_logs(file: zipfile.ZipFile, wanted: Mapping[file_format.NodeStream, Excerpt]) -> list[Json]:
+async def _write_logs(file: zipfile.ZipFile, wanted: Mapping[file_format.NodeStream, Excerpt]) -> list[RecordedLog]:
     """Write the excerpts, a few at once; returns their index."""
     room = asyncio.Semaphore(AT_ONCE)
     writing = asyncio.Lock()
 
-    async def one(key: file_format.NodeStream, excerpt: Excerpt) -> Json:
+    async def one(key: file_format.NodeStream, excerpt: Excerpt) -> RecordedLog:
         node, generation, rank, stream = key
         member = f"logs/{node}/generation_{generation}/rank_{rank}/{stream}.jsonl"
         async with room:
@@ -217,14 +214,16 @@ def _lasting(status: Status) -> object:
         (node["name"], node.get("state"), [(rank["rank"], rank.get("state")) for rank in node.get("ranks", ())])
         for node in status.get("nodes", ())
     ]
-    incident: Document = status.get("incident") or {}
-    known = (status.get(key) for key in ("state", "condition", "generation", "plan"))
-    return *known, *(incident.get(key) for key in ("id", "state", "ongoing", "preliminary", "summary")), ranks
+    known = (status.get("state"), status.get("condition"), status.get("generation"), status.get("plan"))
+    if (incident := status.get("incident")) is None:
+        return *known, ranks
+    more = (incident.get("state"), incident.get("ongoing"), incident.get("preliminary"), incident["summary"])
+    return *known, incident["id"], *more, ranks
 
 
 def status_rows(
-    history: Iterable[Mapping[str, Any]], times: Mapping[int, int], seen: Iterable[Seen], last: tuple[int, Status]
-) -> Iterator[Json]:
+    history: Iterable[HistoryItem], times: Mapping[int, int], seen: Iterable[Seen], last: tuple[int, Status]
+) -> Iterator[StatusRow]:
     """Yield the rows of `history` (by the `times` of its records), of the statuses `seen`, and of the `last` one."""
     before: Status = {}
     before_ns = number = 0
@@ -237,7 +236,7 @@ def status_rows(
             yield {"t_ns": before_ns, "whole": whole, "changes": delta}
 
 
-def _replayed(history: Iterable[Mapping[str, Any]], times: Mapping[int, int]) -> Iterator[tuple[int, Status]]:
+def _replayed(history: Iterable[HistoryItem], times: Mapping[int, int]) -> Iterator[tuple[int, Status]]:
     status: Status = {}
     t_ns = 0
     for item in history:
@@ -285,15 +284,15 @@ class Excerpt:
     """The lines to record of one file; `limit`: bytes at its end, None for all."""
 
     def __init__(
-        self, session: Session, clocks: Clocks, file: Mapping[str, Any], limit: int | None, around: Iterable[int]
+        self, session: Session, clocks: Clocks, file: LogFileEntry, limit: int | None, around: Iterable[int]
     ) -> None:
-        self.size = int(file["size"])
+        self.size = file["size"]
         self.total = 0
         """Lines in the whole file; known once `batches` has begun."""
         self._session = session
         self._clocks = clocks
         self._node = str(file["node"])
-        self._place = {key: file[key] for key in ("generation", "rank", "stream")}
+        self._place = {"generation": file["generation"], "rank": file["rank"], "stream": file["stream"]}
         self._limit = limit
         self._around = sorted(around)
 
@@ -331,25 +330,26 @@ class Excerpt:
         """Return the number of lines; the node may have to index the file first, and answers after a second."""
         end = time.monotonic() + INDEX_DEADLINE
         while time.monotonic() < end:
-            data = (await self._ask(BEYOND, 0)).data
-            if data.get("complete", True):
-                return int(data["total_lines"])
+            window: LogWindow = (await self._ask(BEYOND, 0)).data
+            if window.get("complete", True):
+                return window["total_lines"] or 0
         raise Unreachable(f"{self._node}: a log of {self.size} bytes was not indexed within {INDEX_DEADLINE:.0f} s")
 
     async def _range(self, begin: int, end: int) -> AsyncGenerator[list[Line], None]:
         while begin < end:
             answer = await self._ask(begin, min(ROWS, end - begin))
-            rows = answer.data["rows"]
+            window: LogWindow = answer.data
+            rows = window["rows"]
             if not rows:
                 return
             texts = answer.body.split(b"\n")
             yield [self._line(row, text) for row, text in zip(rows, texts, strict=True)]
-            begin = int(rows[-1]["line"]) + 1
+            begin = rows[-1]["line"] + 1
 
-    def _line(self, row: Mapping[str, Any], text: bytes) -> Line:
-        t_ns = int(row.get("t_ns") or 0) - self._clocks.ahead_ns(self._node)
+    def _line(self, row: LogEntry, text: bytes) -> Line:
+        t_ns = (row.get("t_ns") or 0) - self._clocks.ahead_ns(self._node)
         redacted = redact.text(text.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
-        return Line(int(row["line"]), int(row["offset"]), t_ns, row.get("level"), redacted)
+        return Line(row["line"], row["offset"], t_ns, row.get("level"), redacted)
 
 
 async def excerpts(session: Session, incidents: Iterable[IncidentDocument], limit: Limit) -> dict[NodeStream, Excerpt]:

@@ -10,7 +10,28 @@ from contextlib import aclosing
 from typing import Annotated, Any, TypedDict, cast
 
 from remote_agent.history.pyramid import BUCKETS
-from remote_agent.wire import Answer, Args, CallFailed, Channel, Items, WireError
+from remote_agent.wire import Answer, CallFailed, Channel, Items, WireError
+from remote_agent.wire.answers import (
+    MAX_LARGE,
+    Address,
+    AllReduce,
+    Basis,
+    HostFacts,
+    Large,
+    ListedJob,
+    LogChunk,
+    LogEntry,
+    LogPage,
+    LogWindow,
+    Port,
+    ProbeFacts,
+    ProbePort,
+    RankStacks,
+    Reached,
+    StartedAgent,
+    TorchFacts,
+    TreeDifferences,
+)
 from remote_agent.wire.documents import (
     MAX_RANKS,
     MAX_TIME_NS,
@@ -39,64 +60,20 @@ Read = Callable[[Any, bytes], Any]
 """Returns an answer's document; gets its body too. Raises Misfit."""
 LEVELS = ("D", "I", "W", "E", None)
 MAX_STREAM = 64
-_LARGE = 2**62
-
-Port = Annotated[int, whole(0, 65535)]
-Large = Annotated[int, whole(0, _LARGE)]
-Address = TypedDict("Address", {"address": str, "port": Port})
 _NOTHING = record({})
 _MODE = Annotated[int, whole(0, 0o777)]
-_CHILDREN = dict[str, list[Annotated[Any, record({"name": str, "doing": str, "stack": str})]]]
-_CLOCK = {"clock_offset_ms": float, "clock_error_ms": float}
-
-
-class HostFacts(TypedDict, total=False):
-    version: str
-    hostname: str
-    user: str
-    python: str
-    executable: str
-    home: str
-    cpu_count: Count
-    disk_free: Count | None
-    shm_free: Count | None
-    time_ns: TimeNs
-    pid: Count
 
 
 class Hello(HostFacts, total=False):
     """A host's answer to `hello`; it has no fields before that."""
 
-    protocol: Count
     clock_offset_ms: float
     """How far its clock is ahead of ours: measured here."""
     clock_error_ms: float
 
 
-class TorchFacts(TypedDict, total=False):
-    torch: str
-    cuda: str | None
-    nccl: str | None
-
-
 class EngineFacts(TorchFacts, total=False):
     nproc: RankNumber
-    python: str
-
-
-class ListedJob(TypedDict):
-    job: Name
-    node: Name | None
-    live: bool
-    agent_pid: Count | None
-    tree: str | None
-    script: str | None
-    created_ns: TimeNs | None
-    updated_ns: TimeNs | None
-    state: str
-    generation: GenerationNumber
-    world_size: Count
-    warm_until_ns: TimeNs | None
 
 
 JobList = TypedDict("JobList", {"jobs": list[ListedJob]})
@@ -120,11 +97,6 @@ class LogFileEntry(_LogFileEntry, total=False):
     """Where the file is: added here."""
 
 
-class Basis(TypedDict, total=False):
-    authorities: list[str]
-    program: str
-
-
 class Identity(Basis, total=False):
     """What an agent is in its job; it has no fields before the host has answered."""
 
@@ -146,46 +118,12 @@ class Identity(Basis, total=False):
 
 
 _read_identity = reader(Identity, "job", "node", "term", "role", "live", "last_seq", "members")
-_read_facts = record(
-    {
-        "sockets": Annotated[Any, record({"kind": str, "message": str})],
-        "torch": Annotated[Any, record({}, {**TorchFacts.__annotations__, "error": str, "gpu_names": list[str]})],
-        "driver": str | None,
-        "gpu_processes": list[str] | None,
-        "env": dict[str, str],
-        "disk_free": dict[str, Count | None],
-        "shm": Annotated[Any, record({"total": Count, "free": Count})] | None,
-        "memlock": Count | None,
-        "open_files": Count | None,
-        "load": float,
-        "live_jobs": list[str],
-        "left_over": list[Annotated[Any, record({"pid": Count, "job": str})]],
-        "code": str | None,
-    },
-    # They stand beside those of `hello`.
-    {**{key: kind for key, kind in HostFacts.__annotations__.items() if key != "disk_free"}, **_CLOCK},
-)
+_read_facts = reader(ProbeFacts, *ProbeFacts.__annotations__)
+_read_times = reader(AllReduce, "ms")
 _TREE_CHANGES = {"root": str, "changed": Count, "removed": Count, "conflicts": list[str]}
-_POSITIONS = list[Annotated[Any, row(GenerationNumber, RankNumber, Name, Large)]]
-_PAGE = {
-    "apart": Count,
-    "more": bool,
-    "complete": bool,
-    "around": bool,
-    "done": bool,
-    "counted": Count,
-    "before": Count,
-    "behind": Count,
-    "begun_ns": TimeNs | None,
-    "since_ns": TimeNs | None,
-    "until_ns": TimeNs | None,
-    "ends": list[Annotated[Any, row(GenerationNumber, RankNumber, Name, Count | None)]] | None,
-    "first": GenerationNumber | None,
-    "after": _POSITIONS,
-}
 
 
-def _facts(value: Any) -> Any:
+def _facts(value: object) -> ProbeFacts:
     facts = _read_facts(value)
     if not facts["disk_free"]:
         raise Misfit("disk_free is empty")
@@ -194,18 +132,18 @@ def _facts(value: Any) -> Any:
     return facts
 
 
-def _identity(value: Any) -> Any:
+def _identity(value: object) -> Identity:
     identity = _read_identity(value)
     if identity["live"] and identity["node"] not in identity["members"]:
         raise Misfit("members has no address of the node itself")
     return identity
 
 
-def _rows(files: bool) -> Callable[[Any], list[dict[str, Any]]]:
+def _rows(files: bool) -> Callable[[Any], list[LogEntry]]:
     """Return the shape of rows; `files`: each names its file. Checked by hand: there may be millions."""
 
-    def is_cut(one: dict[str, Any]) -> bool:
-        return all(type(value) is int and abs(value) <= _LARGE for value in (one.get("cut", 0), one.get("column", 0)))
+    def is_cut(entry: Any) -> bool:
+        return all(type(one) is int and abs(one) <= MAX_LARGE for one in (entry.get("cut", 0), entry.get("column", 0)))
 
     def is_row(one: Any) -> bool:
         if type(one) is not dict:
@@ -215,7 +153,7 @@ def _rows(files: bool) -> Callable[[Any], list[dict[str, Any]]]:
         if (
             type(line) is not int
             or type(offset) is not int
-            or not (-_LARGE <= line <= _LARGE and 0 <= offset <= _LARGE)
+            or not (-MAX_LARGE <= line <= MAX_LARGE and 0 <= offset <= MAX_LARGE)
         ):
             return False
         if t_ns is not None and (type(t_ns) is not int or abs(t_ns) > MAX_TIME_NS):
@@ -224,14 +162,14 @@ def _rows(files: bool) -> Callable[[Any], list[dict[str, Any]]]:
             return False
         return not files or (
             type(group := get("generation")) is int
-            and -1 <= group <= _LARGE
+            and -1 <= group <= MAX_LARGE
             and type(place := get("rank")) is int
             and 0 <= place < MAX_RANKS
             and type(stream := get("stream")) is str
             and len(stream) < MAX_STREAM
         )
 
-    def read(value: Any) -> list[dict[str, Any]]:
+    def read(value: object) -> list[LogEntry]:
         if not isinstance(value, list) or not all(map(is_row, value)):
             raise Misfit("is not a list of rows")
         return value
@@ -248,9 +186,10 @@ def _with(**needed: Any) -> Read:
     return _plain(record(needed))
 
 
-def _with_rows(*, files: bool, **needed: Any) -> Read:
+def _with_rows(kind: type, *needed: str, files: bool) -> Read:
     """Return the reader of a page: as many rows as its body has lines."""
-    shape = record(needed, {**_PAGE, "rows": Annotated[Any, _rows(files)]})
+    kinds = {**kind.__annotations__, "rows": Annotated[Any, _rows(files)]}
+    shape = record({key: kinds[key] for key in needed}, kinds)
 
     def read(data: Any, body: bytes) -> Any:
         page = shape(data)
@@ -262,15 +201,11 @@ def _with_rows(*, files: bool, **needed: Any) -> Read:
     return read
 
 
-_CHUNK = record(
-    {"generation": GenerationNumber, "rank": RankNumber, "stream": Name, "offset": Large},
-    {"t_ns": TimeNs | None, "dropped": Count, "replaced": bool},
-)
-_BEGINNING = record({}, {"first": GenerationNumber | None, "after": _POSITIONS})
+_read_chunk = reader(LogChunk, "generation", "rank", "stream", "offset")
 
 
-def _follow(data: Any, body: bytes) -> Any:
-    return (_CHUNK if body or "offset" in data else _BEGINNING)(data)
+def _follow(data: Any, body: bytes) -> LogChunk:
+    return (_read_chunk if body or "offset" in data else reader(LogChunk))(data)
 
 
 _SERIES = record(
@@ -292,17 +227,17 @@ def _series(data: Any, body: bytes) -> Any:
 SHAPES: Mapping[str, Read] = {
     **{op: _plain(_NOTHING) for op in ("attach", "assign", "introduce", "exit", "over", "tree_put", "tree_free")},
     **{action.op: _plain(reader(RequestReply)) for action in ACTIONS if action.destructive and action.op},
-    "hello": _with(protocol=Count, **HostFacts.__annotations__),
+    "hello": _plain(reader(HostFacts, *HostFacts.__annotations__)),
     "jobs": _plain(reader(JobList)),
     "open": _with(live=bool, node=Name | None),
-    "start": _plain(record({}, {"agent_pid": Count, "script": str | None})),
+    "start": _plain(reader(StartedAgent)),
     "await_agent": _with(agent_pid=Count | None),
     "clean": _plain(reader(Cleaned)),
     "facts": _plain(_facts),
-    "listen": _with(port=Port, token=str),
-    "reach": _with(reached=dict[str, Annotated[Any, record({}, {"ms": float, "error": str})]]),
+    "listen": _plain(reader(ProbePort)),
+    "reach": _with(reached=dict[str, Reached]),
     "collective_start": _plain(record({}, {"port": Port})),
-    "collective_end": lambda data, _body: record({} if "error" in data else {"ms": float}, {"error": str})(data),
+    "collective_end": lambda data, _body: (reader(AllReduce) if "error" in data else _read_times)(data),
     "identity": _plain(_identity),
     "await_engine": _plain(reader(EngineFacts, "torch", "nproc")),
     "status": _plain(read_status),
@@ -318,21 +253,17 @@ SHAPES: Mapping[str, Read] = {
     "promote": _with(term=Count, coordinator=Name, went_on=bool),
     "signal": _with(refused=dict[str, str]),
     "keep": _with(files=dict[str, list[str]]),
-    "stacks": _plain(
-        record({"stacks": dict[str, str], "unreachable": dict[str, str]}, {"children": _CHILDREN, "note": str | None})
-    ),
+    "stacks": _plain(reader(RankStacks)),
     "tree_has": _with(has=bool),
     "tree_plan": _with(missing=list[str], left=list[str], **_TREE_CHANGES),
     "tree_commit": _with(kept_in=str | None, **_TREE_CHANGES),
-    "tree_differences": _with(files=Count, changed=list[Annotated[Any, row(str, Count)]], removed=list[str]),
+    "tree_differences": _plain(reader(TreeDifferences)),
     "log_list": _with(files=list[LogFileEntry]),
     "log_read": _plain(record({"offset": Large}, {"size": Large, "eof": bool})),
-    "log_window": _with_rows(
-        files=False, line=int, total_lines=Count | None, size=Large, at=int | None, rows=Annotated[Any, _rows(False)]
-    ),
-    "log_merged": _with_rows(files=True),
-    "log_search": _with_rows(files=True),
-    "log_rows": _with_rows(files=True),
+    "log_window": _with_rows(LogWindow, "line", "total_lines", "size", "at", "rows", files=False),
+    "log_merged": _with_rows(LogPage, files=True),
+    "log_search": _with_rows(LogPage, files=True),
+    "log_rows": _with_rows(LogPage, files=True),
     "log_follow": _follow,
     "snapshot_files": _with(path=str, files=list[Annotated[Any, row(str, _MODE, Large, Name)]]),
     "snapshot_read": _plain(_NOTHING),
@@ -396,14 +327,16 @@ class HostChannel(Channel):
         """When the newest bytes arrived, by the loop's clock."""
         return self._heard.at
 
-    async def call(self, op: str, args: Args | None = None, body: bytes = b"", timeout: float = 30.0) -> Answer:
+    async def call(
+        self, op: str, args: Mapping[str, object] | None = None, body: bytes = b"", timeout: float = 30.0
+    ) -> Answer:
         """Return the answer to one request; raises MalformedAnswer, CallFailed, ChannelClosed, asyncio.TimeoutError."""
         try:
             return read_answer(self._host, op, await super().call(op, args, body, timeout))
         except CallFailed as refused:
             raise _in_lines(refused) from None
 
-    async def stream(self, op: str, args: Args | None = None) -> Items:
+    async def stream(self, op: str, args: Mapping[str, object] | None = None) -> Items:
         """Yield the items of one request; raises MalformedAnswer, CallFailed, ChannelClosed."""
         async with aclosing(super().stream(op, args)) as items:
             try:

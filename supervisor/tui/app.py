@@ -662,8 +662,9 @@ def run_tui(
     config = keys.load_config()
 
     def make(source: Source) -> SupervisorApp:
-        options: dict[str, Any] = {"theme": theme, "read_only": read_only, "ascii_only": ascii_only}
-        options |= {"home": home, "has_job": has_job, "job_stays": job_stays}
-        return SupervisorApp(source, config=config, **options)
+        return SupervisorApp(
+            source, config=config, theme=theme, read_only=read_only, ascii_only=ascii_only, home=home, has_job=has_job,
+            job_stays=job_stays,
+        )  # fmt: skip
 
     return asyncio.run(run_app(session_factory, make, on_exit))

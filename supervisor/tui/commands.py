@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from supervisor.actions import Action
 from supervisor.errors import UsageError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SCOPES: Final = ("job", "node", "rank")
 HERE, NODE = "here", "node"
 # What each field accepts: a type, or these words, of which the first is the default.
-FIELDS: Final[dict[str, Any]] = {
+FIELDS: Final[dict[str, type | tuple[str, ...]]] = {
     "key": str, "command": str, "scope": SCOPES, "on": (HERE, NODE), "confirm": bool, "wait": bool,
 }  # fmt: skip
 # The least scope that gives each variable a value.
@@ -82,7 +82,7 @@ class Command(Action):
         return {name: value for name, value in values.items() if name not in unsafe}
 
 
-def read(table: Any, path: Path, text: str) -> tuple[Command, ...]:
+def read(table: object, path: Path, text: str) -> tuple[Command, ...]:
     """Read the commands of a configuration; raises UsageError."""
     if not isinstance(table, dict):
         raise UsageError(f"{at(path, text, 'commands')}: [commands] must be a table", EXAMPLE)
@@ -95,7 +95,7 @@ def _place(path: Path, text: str, name: str, field: str = "") -> str:
     return next((place for place in (at(path, text, *one) for one in places) if place != str(path)), str(path))
 
 
-def _read(name: str, fields: Any, path: Path, text: str) -> Command:
+def _read(name: str, fields: object, path: Path, text: str) -> Command:
     where = _place(path, text, name)
     if not isinstance(fields, dict):
         raise UsageError(f"{where}: commands.{name} must be a table", EXAMPLE)
@@ -118,7 +118,7 @@ def _read(name: str, fields: Any, path: Path, text: str) -> Command:
     return command
 
 
-def _check(where: str, field: str, value: Any) -> None:
+def _check(where: str, field: str, value: object) -> None:
     accepted = FIELDS.get(field)
     if accepted is None:
         close = difflib.get_close_matches(field, FIELDS, 1)

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
         GenerationRunningDetail,
         GenerationStartedDetail,
         JournalEvent,
-        Json,
     )
 
 
@@ -74,7 +73,7 @@ class Runs:
         self.runs: list[Run] = []
         """Oldest first."""
         self._read: list[JournalEvent] = []
-        self._versions: dict[str, Json] = {}
+        self._versions: dict[str, dict[str, str]] = {}
         self._cause = ""
         self._trees: dict[str, str] = {}
         """By digest: a work tree in words."""

@@ -6,7 +6,7 @@ In: the id of a job. Out: its Preferences, read from and written to the user's s
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from remote_agent.wire import JOB_NAME
 from supervisor import paths
@@ -14,6 +14,7 @@ from supervisor.logs.selection import ALL, LEVELS, RecordFilter
 from supervisor.tui.logs import bookmarks
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from supervisor.tui.logs.bookmarks import Bookmark
@@ -68,7 +69,7 @@ def recall(job: str) -> Preferences:
     return _read(paths.recall(path, LARGEST)) if path is not None else Preferences()
 
 
-def _read(data: dict[str, Any]) -> Preferences:
+def _read(data: Mapping[str, object]) -> Preferences:
     preferences = Preferences()
     for name, default in dataclasses.asdict(preferences).items():
         value = data.get(name)
@@ -84,10 +85,10 @@ def _read(data: dict[str, Any]) -> Preferences:
     return preferences
 
 
-def _filter(kept: dict[str, Any]) -> RecordFilter:
+def _filter(kept: Mapping[str, object]) -> RecordFilter:
     lists = (kept.get(name) for name in ("include", "exclude"))
     include, exclude = (tuple(one for one in each if type(one) is str) if type(each) is list else () for each in lists)
-    return RecordFilter(include, exclude, kept["level"] if kept.get("level") in LEVELS else "")
+    return RecordFilter(include, exclude, str(kept["level"]) if kept.get("level") in LEVELS else "")
 
 
 def keep(job: str, preferences: Preferences) -> None:

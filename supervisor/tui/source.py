@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
 
-    from remote_agent.wire import Answer
-    from remote_agent.wire.documents import IncidentDocument, JournalEvent, Json, RequestReply, Status
+    from remote_agent.wire import Answer, Args
+    from remote_agent.wire.answers import JobRow, JobStacks
+    from remote_agent.wire.documents import EditedTree, IncidentDocument, JournalEvent, RequestReply, Status
     from supervisor.history import Series, SeriesQuery
     from supervisor.logs.merge import Page
     from supervisor.logs.rows import Clocks
@@ -121,7 +122,7 @@ class Source(Protocol):
     async def request(self, verb: str, **args: Any) -> RequestReply:
         """Request restart, remove, add, stop or promote; raises SupervisorError with a hint if it is refused."""
 
-    async def edited(self) -> Json:
+    async def edited(self) -> EditedTree:
         """Return the local edits of the work tree as `change`, and the `tree` from which the group runs."""
 
     async def shell(
@@ -144,7 +145,7 @@ class Source(Protocol):
     async def forward(self, node: str, port: int, local: int | None) -> Forward:
         """Forward a port to a node's; None: one of the same number, otherwise any free one. Raises as `request`."""
 
-    async def stacks(self, ranks: list[int] | None) -> Json:
+    async def stacks(self, ranks: list[int] | None) -> JobStacks:
         """Return the Python stacks of these ranks, or of all, and the reasons for missing ones; raises as `request`."""
 
     @property
@@ -164,7 +165,7 @@ class Source(Protocol):
     async def series(self, wanted: SeriesQuery) -> Series:
         """Return what ranks, nodes and GPUs did (see history.py)."""
 
-    async def log(self, node: str, op: str, args: Json) -> Answer:
+    async def log(self, node: str, op: str, args: Args) -> Answer:
         """Send a log request to the agent of a node."""
 
     def ahead_ns(self, node: str) -> int:
@@ -193,8 +194,8 @@ class HomeJob(NamedTuple):
     """The inventory as on a command line; "" for this machine only."""
     place: str
     """The inventory in short."""
-    listed: Json
-    """The job as its hosts list it: job, state, live, created_ns, world_size, hosts, script."""
+    listed: JobRow
+    """The job as its hosts list it."""
     status: Status
     """Its status document, {} before it has come."""
     incident: IncidentDocument | None

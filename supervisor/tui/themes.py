@@ -11,6 +11,7 @@ import difflib
 import functools
 import re
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -195,7 +196,7 @@ def _read(path: Path) -> str:
         raise ThemeError(f"{path}: {error}") from error
 
 
-def parse(data: dict[str, Any], path: Path, text: str = "") -> Skin:
+def parse(data: Mapping[str, object], path: Path, text: str = "") -> Skin:
     """A theme from its table; raises ThemeError that names file, line and key."""
     fields = {key: value for key, value in data.items() if key != "roles"}
     fields.setdefault("name", path.stem)
@@ -239,14 +240,14 @@ def _theme(fields: dict[str, Any], path: Path, text: str) -> Theme:
     return theme
 
 
-def _check_color(key: str, value: Any, path: Path, text: str) -> None:
+def _check_color(key: str, value: object, path: Path, text: str) -> None:
     try:
         Color.parse(str(value))
     except ColorParseError as error:
         raise ThemeError(f"{at(path, text, key)}: {key}: {error}") from error
 
 
-def _roles(roles: dict[str, Any], path: Path, text: str) -> dict[str, Style]:
+def _roles(roles: Mapping[str, object], path: Path, text: str) -> dict[str, Style]:
     styles: dict[str, Style] = {}
     for role, value in {**ROLES, **roles}.items():
         try:
@@ -256,7 +257,7 @@ def _roles(roles: dict[str, Any], path: Path, text: str) -> dict[str, Style]:
     return styles
 
 
-def _style(role: str, value: Any) -> Style:
+def _style(role: str, value: object) -> Style:
     if role not in ROLES:
         raise ThemeError(f"unknown role {role!r}{_meant(role, ROLES)}")
     if not isinstance(value, str):
@@ -297,7 +298,7 @@ def _check_css(skin: Skin, css: str, where: str, variables: dict[str, str]) -> N
         raise ThemeError(f"{where}: {error}") from error
 
 
-def _meant(key: str, known: Any) -> str:
+def _meant(key: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(key, list(known), 1)
     return f"; did you mean {close[0]!r}?" if close else ""
 

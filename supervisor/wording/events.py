@@ -15,21 +15,36 @@ from supervisor.wording.values import clock, duration, one_line, safe
 
 if TYPE_CHECKING:
     from remote_agent.wire.documents import (
-        Document,
+        AskedDetail,
+        CoordinatorChangedDetail,
         EnvironmentSetDetail,
+        EnvironmentStatus,
+        EventHead,
         ExitStatus,
         GenerationRunningDetail,
         GenerationStartedDetail,
         GenerationStoppedDetail,
+        HookDetail,
         IncidentDocument,
+        JobDegradedDetail,
+        JobEndedDetail,
+        JobStartedDetail,
         JournalEvent,
         LastOutputDetail,
+        NodeJoinedDetail,
+        NodeReadyDetail,
         PlacedReport,
+        QuorumLostDetail,
+        RankFailedDetail,
         RanksAssignedDetail,
+        RestartRequestedDetail,
+        SignalSentDetail,
         SnapshotEntry,
         SnapshotsChosenDetail,
         StartFacts,
+        StopRequestedDetail,
         TreeChangedDetail,
+        TreeSummary,
     )
 
 # What is reached at the end of a phase, where it is not the phase itself.
@@ -173,14 +188,14 @@ def event_line(event: JournalEvent) -> str:
     return line(event, event_text(event))
 
 
-def line(event: Document, text: str, *, utc: bool = False) -> str:
+def line(event: EventHead, text: str, *, utc: bool = False) -> str:
     """Return the line of an event whose text is known already."""
     group = "" if event["generation"] < 0 else f"g{event['generation']}"
     time = clock(event.get("time"), millis=True, utc=utc)
     return f"{time} {label(event.get('type')):<20} {group:<4} {place(event):<14} {text}".rstrip()
 
 
-def place(event: Document) -> str:
+def place(event: EventHead) -> str:
     """Return the node and rank of an event: `n2 rank 5`, `n2` or nothing."""
     rank = "" if event.get("rank") is None else f"rank {event['rank']}"
     return " ".join(part for part in (one_line(event.get("node") or ""), rank) if part)
@@ -230,13 +245,13 @@ def phase_name(phase: str) -> str:
     return phase.replace("_", " ")
 
 
-def variables(environment: Document) -> str:
+def variables(environment: EnvironmentSetDetail | EnvironmentStatus) -> str:
     """Return the environment that operators have set: `NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=NET`."""
     env = environment.get("env") or {}
     return " ".join(f"{name}={value}" for name, value in sorted(env.items())) or "as launched"
 
 
-def tree_change(detail: TreeChangedDetail) -> str:
+def tree_change(detail: TreeSummary) -> str:
     """Return what changed in a work tree: `3 files, 12.0 kB: train.py, model.py, lib/a.py`."""
     number = int(detail.get("files") or 0)
     paths = [one_line(path) for path in detail.get("paths") or ()][:MAX_PATHS]
@@ -261,15 +276,15 @@ def exit_text(end: ExitStatus) -> str:
     return f"exit {end['code']}" if end.get("code") is not None else "ended"
 
 
-def _asked(detail: Document) -> str:
+def _asked(detail: AskedDetail) -> str:
     return f"by {detail.get('operator') or 'an operator'}"
 
 
-def _reason(detail: Document) -> str:
+def _reason(detail: AskedDetail) -> str:
     return str(detail.get("reason") or "")
 
 
-def _operator(detail: Document) -> str:
+def _operator(detail: AskedDetail) -> str:
     return str(detail.get("operator") or "")
 
 
@@ -306,43 +321,43 @@ def _last_output(detail: LastOutputDetail) -> str:
     return f"{one_line(detail.get('kept_by'))} keeps the last output of {who}: see logs --generation"
 
 
-def _restart_requested(detail: Document) -> str:
+def _restart_requested(detail: RestartRequestedDetail) -> str:
     return _asked(detail) + (f", from snapshot {detail['snapshot']}" if detail.get("snapshot") else "")
 
 
-def _started(detail: Document) -> str:
+def _started(detail: JobStartedDetail) -> str:
     nodes = fold(map(str, detail.get("nodes") or ()))
     return f"{detail.get('script')}" + (f" on {nodes}" if nodes else "")
 
 
-def _succeeded(detail: Document) -> str:
+def _succeeded(detail: JobEndedDetail) -> str:
     restarts = detail.get("restarts")
     return "all ranks succeeded" + (f" · {count(int(restarts), 'restart')}" if restarts else "")
 
 
-def _degraded(detail: Document) -> str:
+def _degraded(detail: JobDegradedDetail) -> str:
     return _reason(detail) or f"{detail.get('ready', '?')} nodes ready, {detail.get('needed', '?')} needed"
 
 
-def _joined(detail: Document) -> str:
-    return str((detail.get("spec") or {}).get("address") or "")
+def _joined(detail: NodeJoinedDetail) -> str:
+    return detail["spec"]["address"]
 
 
-def _ready(detail: Document) -> str:
-    ranks = [count(detail["nproc"], "rank")] if "nproc" in detail else []
-    return ", ".join([*ranks, *(word for word in ("returned", "spare") if detail.get(word))])
+def _ready(detail: NodeReadyDetail) -> str:
+    words = (("returned", detail.get("returned")), ("spare", detail.get("spare")))
+    return ", ".join([count(detail["nproc"], "rank"), *(word for word, holds in words if holds)])
 
 
-def _stop_requested(detail: Document) -> str:
+def _stop_requested(detail: StopRequestedDetail) -> str:
     kill = ", without the grace period" if detail.get("kill") else ""
     return f"{_asked(detail)}{kill}" + (f": {detail['reason']}" if detail.get("reason") else "")
 
 
-def _taken_over(detail: Document) -> str:
+def _taken_over(detail: CoordinatorChangedDetail) -> str:
     return (f"took over from {detail['former']}, " if detail.get("former") else "") + f"term {detail.get('term')}"
 
 
-def _quorum(detail: Document) -> str:
+def _quorum(detail: QuorumLostDetail) -> str:
     return f"{len(detail.get('held') or ())} of {count(len(detail.get('members') or ()), 'node')} reachable"
 
 
@@ -391,12 +406,12 @@ def _incident(detail: IncidentDocument) -> str:
     return f"{'so far: ' if detail.get('preliminary') else ''}{detail.get('summary') or ''}"
 
 
-def _rank_failed(detail: Document) -> str:
+def _rank_failed(detail: RankFailedDetail) -> str:
     message = detail.get("message")
     if isinstance(message, Mapping):
         message = message.get("message", "")
     lines = [line.strip() for line in safe(message or "").splitlines() if line.strip()]
-    end = exit_text(detail["exit"]) if "exit" in detail else "ended"
+    end = exit_text(detail["exit"])
     if not lines:
         return end
     # The message of an error that wraps another's traceback ends with the cause.
@@ -407,16 +422,16 @@ def _environment(detail: EnvironmentSetDetail) -> str:
     return f"{variables(detail)}, from generation {detail.get('from_generation')} on"
 
 
-def _signal(detail: Document) -> str:
+def _signal(detail: SignalSentDetail) -> str:
     ranks = name_ranks([int(rank) for rank in detail.get("ranks") or ()])
     return f"{detail.get('signal')} to {ranks}, {_asked(detail)}"
 
 
-def _hook(detail: Document) -> str:
+def _hook(detail: HookDetail) -> str:
     return _reason(detail) or f"hook {detail.get('hook')} ({detail.get('event')})"
 
 
-def _unknown(detail: Document) -> str:
+def _unknown(detail: Mapping[str, object]) -> str:
     """Return the details of an event that a newer agent wrote."""
     return " ".join(f"{key}={one_line(value)}" for key, value in detail.items() if not isinstance(value, (dict, list)))
 

@@ -14,7 +14,7 @@ from supervisor.wording.stacks import numbered_source
 from supervisor.wording.values import clock, elapsed, local_time, one_line, or_dash, safe
 
 if TYPE_CHECKING:
-    from remote_agent.wire.documents import Document, IncidentDocument, MissingRanks
+    from remote_agent.wire.documents import EvidenceEntry, IncidentDocument, MissingRanks
 
 
 def category_text(category: object) -> str:
@@ -153,8 +153,8 @@ def _missing(missing: MissingRanks | None) -> list[str]:
     return lines
 
 
-def _place(proof: Document) -> str:
-    parts = [one_line(proof[key]) for key in ("node", "file") if proof.get(key)]
+def _place(proof: EvidenceEntry) -> str:
+    parts = [one_line(part) for part in (proof.get("node"), proof.get("file")) if part]
     if proof.get("rank") is not None:
         parts.insert(1 if proof.get("node") else 0, f"rank {proof['rank']}")
     line = f":{proof['line']}" if proof.get("line") is not None else ""

@@ -8,12 +8,13 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from remote_agent.text.names import name_ranks
 from supervisor.wording.values import one_line, safe
 
 if TYPE_CHECKING:
+    from remote_agent.wire.answers import ChildStack
     from remote_agent.wire.documents import SourceExcerpt
 
 Item = TypeVar("Item")
@@ -27,7 +28,7 @@ _TREE = re.compile(r'(?<=File ")[^"\n]*/trees/[^/"\n]+-[0-9a-f]{8}/')
 def stacks_lines(
     stacks: Mapping[str, str],
     unreachable: Mapping[str, str],
-    children: Mapping[str, Sequence[Mapping[str, Any]]],
+    children: Mapping[str, Sequence[ChildStack]],
     notes: Mapping[str, str],
 ) -> list[str]:
     """Return equal stacks grouped, the smallest group first, because it differs; then those of child processes."""

@@ -18,7 +18,8 @@ from supervisor.wording.incidents import hang_step, standing
 from supervisor.wording.values import age, clock_ns, date, date_ns, one_line, or_dash, table
 
 if TYPE_CHECKING:
-    from remote_agent.wire.documents import Document, NodeStatus, SnapshotStatus, Status
+    from remote_agent.wire.answers import JobRow
+    from remote_agent.wire.documents import NodeStatus, SnapshotStatus, Status
     from supervisor.nccl import Fabric
 
 # Hosts of a job that the list of jobs names.
@@ -193,7 +194,7 @@ def environment(status: Status) -> str:
     return f"{variables(overrides)}, {'from' if waits else 'since'} generation {first}"
 
 
-def job_rows(jobs: Sequence[Document]) -> list[list[str]]:
+def job_rows(jobs: Sequence[JobRow]) -> list[list[str]]:
     """Return the table of jobs, its head first."""
     # What a job that is over still uses on its hosts.
     shows_warm = any(job.get("warm_until_ns") for job in jobs)

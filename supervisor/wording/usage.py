@@ -5,14 +5,13 @@ In: vitals and progress of a status document. Out: text of few characters; `-` w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from remote_agent.wire.documents import is_old
 
 if TYPE_CHECKING:
     from remote_agent.wire.documents import (
-        Document,
         GpuVitals,
         NodeStatus,
         NodeVitals,
@@ -103,9 +102,9 @@ def own_gpu(node: NodeVitals, rank: RankVitals) -> GpuVitals:
     return next((gpu for gpu in gpus_of(node) if index is not None and gpu.get("index") == index), nothing)
 
 
-def mean_use(gpus: Sequence[Document] | None) -> float | None:
+def mean_use(gpus: Sequence[GpuVitals] | None) -> float | None:
     """Return the mean use of a node's GPUs, of those whose use is known."""
-    known = [gpu["use"] for gpu in gpus or () if gpu.get("use") is not None]
+    known = [use for gpu in gpus or () if (use := gpu.get("use")) is not None]
     return sum(known) / len(known) if known else None
 
 
@@ -129,14 +128,14 @@ class UsageColumn(NamedTuple):
     falling: bool = True
     """Of it the greatest values are of interest."""
 
-    def text(self, document: Document) -> str:
+    def text(self, document: Mapping[str, object]) -> str:
         """Return its text, `-` if it is not known."""
         return self.form(*map(document.get, self.keys))
 
-    def value(self, document: Document) -> float | None:
+    def value(self, document: Mapping[str, object]) -> float | None:
         """Return what screens sort by: a number, of GPUs their mean use."""
         value = document.get(self.keys[0])
-        return mean_use(value) if isinstance(value, list) else None if isinstance(value, str) else value
+        return mean_use(value) if isinstance(value, list) else value if isinstance(value, (int, float)) else None
 
 
 MEMORY = UsageColumn("mem", 9, 2.4, "vitals", ("mem_used", "mem_total"), share)

@@ -126,7 +126,7 @@ def test_a_worker_that_the_bootstrap_did_not_reach_is_taken_to_run(
         notices: list[tuple[str, dict[str, Any]]] = []
         heard = asyncio.Event()
 
-        def tell(op: str, args: dict[str, Any]) -> None:
+        def tell(op: str, args: Any) -> None:
             notices.append((op, args))
             if len(notices) == 2:
                 heard.set()

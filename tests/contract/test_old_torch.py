@@ -72,6 +72,7 @@ def use(version: str, folder: Path) -> None:
             remove(name)
     from remote_agent.engine import torch_api, worker
     from remote_agent.engine.launchers.torch_agent_process import launch_settings
+    from remote_agent.engine.order import Order
 
     facts = torch_api.facts()
     assert facts["torch"] == version
@@ -90,12 +91,16 @@ def use(version: str, folder: Path) -> None:
     if "torch.numa.binding" in LACKS[version]:
         with pytest.raises(ValueError, match=f"needs torch 2.10 or newer; this is {version}"):
             torch_api.start("rank", {0: words}, {0: {}}, files, "node")
-    meeting = {"nnodes": "1", "conf": "", "backend": "c10d", "run_id": "job", "is_ours": True}
-    order = {
-        "rendezvous": {**meeting, "endpoint": f"127.0.0.1:{port}", "local_addr": "127.0.0.1"}, "group_rank": 0,
-        "local_world_size": 1, "role": "default", "virtual_local_rank": False, "shutdown_timeout": 5,
-        "signals_to_handle": "SIGTERM", "log_dir": str(folder), "generation": 0,
-    }  # fmt: skip
+    order = Order(
+        generation=0, run_id="job", role="default", group_rank=0, base_rank=0, local_world_size=1, world_size=1,
+        group_world_size=1, address="127.0.0.1", master_addr="", master_port=0, restart_count=0, max_restarts=0, env={},
+        cwd=str(folder), kind="script", script="", args=(), log_dir=folder, links="", numa_binding="",
+        signals_to_handle="SIGTERM", virtual_local_rank=False, shutdown_timeout=5, standby="",
+        rendezvous={
+            "backend": "c10d", "endpoint": f"127.0.0.1:{port}", "run_id": "job", "conf": "", "nnodes": "1",
+            "is_ours": True, "local_addr": "127.0.0.1",
+        },
+    )  # fmt: skip
     torch_api.launch({**launch_settings(order), "logs_specs": files}, "", sys.executable, ["-c", "print('launched')"])
     assert (folder / "stdout.log").read_text() == "launched\n"
     worker.quietly(worker.report_group, str(folder))

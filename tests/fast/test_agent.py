@@ -27,6 +27,7 @@ from remote_agent.engine.processes import Orphans
 from remote_agent.engine.standby import LastStart, named_by, set_by
 from remote_agent.engine.torch_processes import TorchProcesses
 from remote_agent.wire import JobSpec, NodeSpec, Problem
+from remote_agent.wire.answers import TorchFacts
 from tests.agents.engine_process import order
 from tests.fast.cases import Case, read_cases
 
@@ -142,7 +143,7 @@ def test_a_chat_gets_a_line_that_calls_nobody(kind: str, key: str, text: str) ->
 
 
 def test_discord_gets_no_mention_and_no_more_than_it_takes() -> None:
-    found = message("discord", {**HEAD, "summary": "x" * 5000})
+    found: Any = message("discord", {**HEAD, "summary": "x" * 5000})
     assert found["allowed_mentions"] == {"parse": []}
     assert len(found["content"]) == DISCORD_CHARS
 
@@ -279,7 +280,10 @@ def test_a_module_is_not_read(tmp_path: Path) -> None:
 # What is remembered of an installed torch: it counts while the installation is as it was.
 
 
-FACTS = {"torch": "2.13.0", "devices": {"cpu": 4, "auto": 4}, "leaked": {}, "only_cpu": True}
+FACTS: TorchFacts = {
+    "torch": "2.13.0", "python": "3.12.1", "gpus": 0, "devices": {"cpu": 4, "auto": 4}, "cuda": None, "nccl": None,
+    "leaked": {}, "only_cpu": True,
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -295,16 +299,16 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Node:
-    def __init__(self, root: Path, answer: dict[str, Any]) -> None:
+    def __init__(self, root: Path, answer: TorchFacts) -> None:
         self.asked = 0
         self.answer = answer
         self._known = str(root / "torch.json")
 
-    async def _ask(self) -> dict[str, Any]:
+    async def _ask(self) -> TorchFacts:
         self.asked += 1
         return self.answer
 
-    def facts(self, nproc: str = "2") -> dict[str, Any]:
+    def facts(self, nproc: str = "2") -> TorchFacts:
         return asyncio.run(installed.Installation(self._known, self._ask).facts(nproc))
 
 

@@ -16,12 +16,14 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import pytest
 
 from remote_agent.wire import Answer, CallFailed, Channel, Items, Problem, WireError, documents
+from remote_agent.wire import answers as wire_answers
 from remote_agent.wire.gate import Misfit, record, shape
 from supervisor.errors import HostError, RequestFailed, why
 from supervisor.inventory import Host
 from supervisor.link.host_link import Link
-from supervisor.link.jobs import choose_job
+from supervisor.link.jobs import choose_job, group_jobs
 from supervisor.logs.live import RowReader
+from supervisor.logs.merge import part_of
 from supervisor.logs.selection import Selection
 from supervisor.nccl import to_fabric
 from supervisor.preflight import oddities
@@ -43,11 +45,11 @@ HELLO: Any = {
     "home": "/h", "cpu_count": 8, "disk_free": 10**12, "shm_free": None, "time_ns": 1_700_000_000 * 10**9, "pid": 7,
 }  # fmt: skip
 FACTS: Any = {
-    "hostname": "n2", "sockets": {"kind": "", "message": "odd"}, "kernel": "6", "driver": None, "gpu_processes": None,
+    "sockets": {"kind": "", "message": "odd"}, "kernel": "6", "driver": None, "gpu_processes": None,
     "torch": {"torch": "2.13.0", "cuda": None, "nccl": None, "gpu_names": [], "python": "3.11", "gpus": 0},
     "env": {"NCCL_DEBUG": "INFO"}, "disk_free": {"/root": 10**12, "/h": None}, "shm": {"total": 10**9, "free": 10**9},
-    "memlock": None, "open_files": 1024, "load": 0.5, "live_jobs": ["j"], "left_over": [{"pid": 3, "job": "j"}],
-    "code": None,
+    "memlock": None, "open_files": 1024, "load": 0.5, "live_jobs": ["j"],
+    "left_over": [{"pid": 3, "mode": "serve", "job": "j"}], "code": None,
 }  # fmt: skip
 JOBS: Any = {
     "jobs": [
@@ -107,16 +109,18 @@ def _show_status(status: Any) -> None:
 
 
 def _show_facts(facts: Any) -> None:
-    clock = {"clock_offset_ms": 0.1, "clock_error_ms": 0.1}
+    known: Any = {**HELLO, "clock_offset_ms": 0.1, "clock_error_ms": 0.1}
     result = Preflight(addresses={"n1": "10.0.0.1", "n2": "10.0.0.2"})
-    result.facts = {"n1": {**HELLO, **clock, **FACTS}, "n2": {**HELLO, **clock, **facts}}
+    result.facts = {"n1": FACTS | known, "n2": facts | known}
+    for name, own in (("n1", FACTS), ("n2", facts)):
+        result.facts[name]["disk_free"] = own["disk_free"]
     oddities.matrix(result)
     oddities.findings(result)
 
 
 def _show_jobs(answer: Any) -> None:
     known = {"n1": JOBS["jobs"], "n2": answer["jobs"]}
-    job_rows([{**one, "hosts": ["n2"]} for one in answer["jobs"]])
+    job_rows(group_jobs(known))
     choose_job(known, live_only=False)
 
 
@@ -169,9 +173,21 @@ def test_rows_are_as_many_as_texts_and_have_numbers_that_exist() -> None:
             for other in others:
                 with pytest.raises(MalformedAnswer, match="rows"):
                     read_answer("n2", op, Answer({"rows": [{**ROW, key: other}]}, b"a"))
+    window = {"line": 5, "at": None, "first_line": 0, "total_lines": 6, "size": 90, "complete": True, "version": "1"}
+    assert read_answer("n2", "log_window", Answer({**window, "rows": [ROW]}, b"a")).data["first_line"] == 0
+    for key in window:
+        with pytest.raises(MalformedAnswer, match=key):
+            read_answer("n2", "log_window", Answer({**window, "rows": [ROW], key: []}, b"a"))
     for data in ({}, {"offset": 3}, {"generation": 0, "rank": 0, "stream": "stdout", "offset": "3"}):
         with pytest.raises(MalformedAnswer):
             read_answer("n2", "log_follow", Answer(data, b"text"))
+
+
+@pytest.mark.parametrize("span", [{}, {"since_ns": 5}, {"since_ns": None, "until_ns": 9}])
+def test_a_page_of_unknown_span_is_not_merged(span: dict[str, Any]) -> None:
+    clocks: Any = SimpleNamespace(ahead_ns=lambda _name: 0, rows=lambda *_: [])
+    with pytest.raises(KeyError, match="_ns"):
+        part_of(clocks, "n2", read_answer("n2", "log_merged", Answer(span)))
 
 
 def test_every_request_of_the_program_has_a_shape() -> None:
@@ -295,7 +311,7 @@ async def test_a_log_request_that_fails_ends_those_that_are_still_being_answered
 
 KINDS = {
     name: kind
-    for module in (documents, answers, file_format)
+    for module in (documents, wire_answers, answers, file_format)
     for name, kind in vars(module).items()
     if is_typeddict(kind) and kind.__module__ == module.__name__
 }

@@ -98,7 +98,7 @@ def test_status_json_is_the_contracts_document() -> None:
     node = {"name": "n1", "address": "a", "state": "running", "group_rank": 0, "reason": None, "ranks": [rank]}
     warning = {"kind": "slow", "node": "n1", "rank": 0, "message": "all others wait for it"}
     status: Any = {"job": "j", "state": "running", "nodes": [node], "plan": "x", "term": 3, "warnings": [warning]}
-    document = contract(status)
+    document: Any = contract(status)
     assert list(document) == [
         *("job", "state", "generation", "restarts", "max_restarts", "world_size", "coordinator", "started_at"),
         *("nodes", "incident", "condition", "snapshots", "phases", "warnings"),
@@ -150,7 +150,8 @@ def test_what_ends_a_request(
 
 
 def entry(job: str, created: int, *, live: bool = False, state: str = "running", **more: Any) -> Any:
-    return {"job": job, "created_ns": created, "live": live, "state": state, "generation": 0, "updated_ns": 0, **more}
+    known = {"job": job, "created_ns": created, "live": live, "state": state, "generation": 0, "updated_ns": 0}
+    return {"tree": None, "script": None, "world_size": 0, "warm_until_ns": None, **known, **more}
 
 
 def test_the_one_live_job_is_meant_whoever_asks() -> None:

@@ -281,7 +281,8 @@ def test_a_rank_is_warned_of_once_and_of_a_few_ranks() -> None:
     assert replay.fold(world.state.spec, world.records()).warnings == world.state.warnings
     status = document(world.state, {}, "n1")
     assert f"warning: rank 9: {NAN}" in status_lines(status)
-    assert contract(status)["warnings"][0] == {"kind": "nan", "node": "n2", "rank": 9, "message": NAN}
+    warnings: Any = contract(status)["warnings"]
+    assert warnings[0] == {"kind": "nan", "node": "n2", "rank": 9, "message": NAN}
     record = next(record for record in world.records() if record["type"] == "warning")
     assert event_text(record) == NAN
 

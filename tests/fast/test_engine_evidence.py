@@ -353,7 +353,7 @@ def test_not_all_of_torch_distributed_waits(frames: list[tuple[str, str]], insid
 def test_what_the_script_runs_itself_is_shown_from_the_outermost_function_on() -> None:
     own = [("/home/u/model.py", "one"), ("/home/u/train.py", "spin"), ("/home/u/train.py", "<module>")]
     runner = ("<frozen runpy>", "_run_code")
-    shown = [["train.py", 7, "<module>"], ["train.py", 7, "spin"], ["model.py", 7, "one"]]
+    shown = [("train.py", 7, "<module>"), ("train.py", 7, "spin"), ("model.py", 7, "one")]
     assert read_stack(stack(*own, runner))["script"] == shown
     assert read_stack(stack((f"{TORCH}/nn/modules/linear.py", "forward"), *own))["script"] == []
     assert len(read_stack(stack(*[own[0]] * 500))["script"]) == MAX_FRAMES

@@ -69,13 +69,12 @@ def test_the_corpus_of_real_logs() -> None:
             head = re.search(r"[A-Za-z0-9][\w.-]*:\d+(?=:\d+ \[)", line)
             process = head[0] if head else process
             processes.setdefault(process, NcclProcess()).feed(line)
-        answers = [found.result() for found in processes.values()]
-        facts = [answer["facts"] for answer in answers]
+        facts: list[Any] = [found.facts() for found in processes.values()]
         assert {fact["network"] for fact in facts if "network" in fact} == set(entry["network"]), entry["file"]
         assert {one for fact in facts for one in fact.get("devices", ())} == set(entry["ib_devices"]), entry["file"]
         assert {fact["interface"] for fact in facts if "interface" in fact} >= set(entry["interfaces"]), entry["file"]
         assert {fact["version"] for fact in facts if "version" in fact} <= set(entry["nccl_version"]), entry["file"]
-        kinds = {kind.partition("/GDRDMA")[0] for answer in answers for *_, kind, _ in answer["links"]}
+        kinds = {kind.partition("/GDRDMA")[0] for found in processes.values() for *_, kind, _ in found.links()}
         assert {kind.partition("/")[0] for kind in kinds} <= {kind.partition("/")[0] for kind in entry["transports"]}
 
 
@@ -269,7 +268,7 @@ def test_where_half_differ_nobody_is_the_odd_one() -> None:
     assert set(only.nodes) == {"gpu01", "gpu02"}
 
 
-FAILS = {"error": "timed out"}
+FAILS: Any = {"error": "timed out"}
 CRAWLS = {"ms": 400.0, "backend": "nccl"}
 
 
@@ -319,7 +318,7 @@ def test_a_bad_link_between_two_good_nodes_is_named() -> None:
     found = cluster({}, 4)
     done = [(1, "gpu01", "gpu02"), (2, "gpu03", "gpu01"), (2, "gpu04", "gpu02")]
     found.collectives = [{"round": at, "nodes": list(pair), "ms": 20.0, "backend": "gloo"} for at, *pair in done]
-    found.collectives.append({"round": 1, "nodes": ["gpu03", "gpu04"], **FAILS})
+    found.collectives.append({"round": 1, "nodes": ["gpu03", "gpu04"], "error": "timed out"})
     (only,) = findings(found)
     assert (only.severity, only.nodes) == ("error", ("gpu03", "gpu04"))
     assert "each is fine with other nodes" in only.text

@@ -115,7 +115,7 @@ async def test_a_finished_job_answers_from_its_file(tmp_path: Path) -> None:
 
 
 def test_what_is_not_a_number_is_no_sample() -> None:
-    progress = {"loss": "nan", "lr": None, "rate": True, "steps_s": 0, "grad_norm": 1e300}
+    progress: Any = {"loss": "nan", "lr": None, "rate": True, "steps_s": 0, "grad_norm": 1e300}
     assert dict(samples.of_rank(0, None, progress, None)) == {}
     assert dict(samples.of_rank(0, 7, {"steps_s": 4.0}, {"cpu": 99})) == {
         ("step", 0): 7.0, ("step_s", 0): 0.25, ("rank_cpu", 0): 99.0,

@@ -360,7 +360,7 @@ def test_a_filter_keeps_what_a_naive_one_keeps(
         wanted = naive_filter(records, include, exclude, level)
         assert await read(store, forwards=True) == wanted
         assert await read(store, forwards=False) == wanted
-        shown = {"include": include, "exclude": exclude, "level": level}
+        shown: selection.Shown = {"include": include, "exclude": exclude, "level": level}
         items = [item.data["rows"] async for item in store.search("", 0, streams=STREAMS, shown=shown)]
         assert [row["line"] for rows in items for row in rows] == [line for each in wanted for line, _ in each]
         await store.stop()

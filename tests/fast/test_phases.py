@@ -65,7 +65,8 @@ def test_the_journal_and_the_status_have_the_phases_of_the_newest_start() -> Non
     names = ["detect", "stop", "rendezvous", "spawn", "main", "imports", "process_group", "first_step"]
     assert list(status["phases"]) == names
     assert contract(status)["phases"] == status["phases"]
-    assert {"start", "standby"} <= set(contract(status)["nodes"][0])
+    nodes: Any = contract(status)["nodes"]
+    assert {"start", "standby"} <= set(nodes[0])
     assert document(replay.fold(world.state.spec, world.records()), {}, "n1")["phases"] == status["phases"]
     assert phases_by_generation(world.records())[1] == status["phases"]
     world.fail(0)

@@ -335,7 +335,7 @@ def test_replay_without_a_screen_prints_rows_and_events_in_order(path: Path, cap
 
 def test_statuses_by_time_are_found_again_from_anywhere(tmp_path: Path) -> None:
     changes_told: Any = {"job": "j", "nodes": [{"name": "n1", "x": None}], "order": ["n1"]}
-    history = [{"seq": 1, "changes": changes_told}]
+    history: list[Any] = [{"seq": 1, "changes": changes_told}]
     history += [{"seq": seq, "changes": {"generation": seq}} for seq in range(2, 6)]
     documents: Any = [{"job": "j", "nodes": [{"name": "n1", "x": at}]} for at in range(150)]
     seen = [(10 * at + 5, zlib.compress(json.dumps(one).encode())) for at, one in enumerate(documents)]

@@ -310,6 +310,8 @@ def test_another_node_cannot_name_another_place(tmp_path: Path) -> None:
     head = {**script.head(), "path": "a.pt"}
     with pytest.raises(Problem, match="does not match its description"):
         KeptSnapshot.read(head, pack(script.manifest))
+    with pytest.raises(Problem, match="time_ns is not a whole number"):
+        KeptSnapshot.read({**head, "time_ns": None}, pack(script.manifest))
 
 
 def test_a_full_disk_and_the_limit_are_named_and_the_newest_copy_stays(tmp_path: Path) -> None:

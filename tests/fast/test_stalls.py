@@ -44,6 +44,11 @@ def group(last: int, waits: bool = True, op: str = "all_reduce", age_s: float = 
     return found
 
 
+def but(pulse: Any, **changes: Any) -> Any:
+    """Return a pulse with other values in these fields."""
+    return {**pulse, **changes}
+
+
 def waiting(seq: int = 5, name: str = "0", **more: Any) -> Any:
     return {**IDLE, "groups": {name: group(seq, **more)}}
 
@@ -55,7 +60,7 @@ def came(seq: int, **more: Any) -> Any:
 def stall(*pulses: Any, left: frozenset[int] = frozenset(), **later: Any) -> Stall | None:
     """Judge ranks 0, 1, … of these pulses, ten seconds apart; `later`: what changes by then, by `rN`."""
     before = {rank: pulse for rank, pulse in enumerate(pulses) if rank not in left}
-    now = {rank: {**pulse, "t": 10.0, **later.get(f"r{rank}", {})} for rank, pulse in before.items()}
+    now = {rank: but(pulse, **{"t": 10.0, **later.get(f"r{rank}", {})}) for rank, pulse in before.items()}
     return find_stall(before, now, left)
 
 
@@ -184,7 +189,7 @@ def test_a_connection_that_is_answered_later_or_leaves_the_job_is_no_stall() -> 
 
 
 def test_a_loop_with_the_same_stack_in_each_pulse_is_not_looked_at() -> None:
-    assert not is_suspect({1: came(4, stack="sleep")}, {1: {**came(24, stack="sleep"), "t": 10.0}})
+    assert not is_suspect({1: came(4, stack="sleep")}, {1: came(24, stack="sleep", t=10.0)})
 
 
 def test_a_rank_whose_thread_failed_is_the_cause() -> None:
@@ -232,7 +237,8 @@ def test_all_wait_for_threads_that_ended() -> None:
 
 def recorded(*entries: Any, where: str = "train.py:9 in step") -> Any:
     """A pulse with what a rank's flight record has, after the JSON of the wire."""
-    groups = read_flight({"entries": [{**entry, "frames": None} for entry in entries]}, call(1)["time_created_ns"])
+    record: Any = {"entries": [{**entry, "frames": None} for entry in entries]}
+    groups = read_flight(record, call(1)["time_created_ns"])
     return {**IDLE, "where": where, "inside": "all_reduce", "groups": json.loads(json.dumps(groups))}
 
 
@@ -254,9 +260,9 @@ def test_a_live_mismatch_is_read_as_its_flight_records_are() -> None:
 
 def test_stacks_are_asked_for_on_suspicion_alone() -> None:
     works = {"t": 10.0, "cpu_s": 9.0}
-    assert not is_suspect({0: IDLE, 1: IDLE}, {0: {**IDLE, **works}, 1: {**IDLE, "t": 10.0}})
-    assert is_suspect({0: IDLE, 1: IDLE}, {0: {**IDLE, "t": 10.0}, 1: {**IDLE, "t": 10.0}})
-    assert is_suspect({0: waiting(5), 1: came(4)}, {0: {**waiting(5), **works}, 1: {**came(4), **works}})
+    assert not is_suspect({0: IDLE, 1: IDLE}, {0: but(IDLE, **works), 1: but(IDLE, t=10.0)})
+    assert is_suspect({0: IDLE, 1: IDLE}, {0: but(IDLE, t=10.0), 1: but(IDLE, t=10.0)})
+    assert is_suspect({0: waiting(5), 1: came(4)}, {0: but(waiting(5), **works), 1: but(came(4), **works)})
 
 
 class Watched(World):
@@ -331,7 +337,7 @@ def test_who_does_something_else_meanwhile_is_in_no_loop(does: Any) -> None:
     loops = find_loops(rounds[0], rounds[1], frozenset(), {})
     assert (loops[1].seconds, loops[1].place) == (10.0, "train.py:60 in <module>")
     assert find_loops(rounds[1], rounds[2], frozenset(), loops)[1].seconds == 20.0
-    assert find_loops(rounds[1], {**rounds[2], 1: {**rounds[2][1], **does}}, frozenset(), loops) == {}
+    assert find_loops(rounds[1], {**rounds[2], 1: but(rounds[2][1], **does)}, frozenset(), loops) == {}
 
 
 def test_a_round_that_is_not_complete_is_not_judged() -> None:
@@ -341,7 +347,7 @@ def test_a_round_that_is_not_complete_is_not_judged() -> None:
         for orders in world.orders.values():
             orders.clear()
         if world.state.watch.asked:
-            world.feed(inputs.Pulses("n1", 0, {0: {**waiting(5), "t": world.now}}))
+            world.feed(inputs.Pulses("n1", 0, {0: but(waiting(5), t=world.now)}))
     assert world.reported("incident") == []
 
 

@@ -107,7 +107,8 @@ def test_no_text_of_a_node_looks_like_a_line_of_ours(capsys: pytest.CaptureFixtu
     for error in (HostError("n1", "connect", "a\n  hint: do y", "z\nb"), RequestFailed("a\n\n  hint: do y", "z\nb")):
         entry.say(str(error))
         assert capsys.readouterr().err.endswith("a / hint: do y\n  hint: z / b\n")
-    write_ranks({"ranks": {0: {"message": "a\nrank 1: done", "accepted": True}}}, as_json=False)
+    reply: Any = {"ranks": {"0": {"message": "a\nrank 1: done", "accepted": True}}}
+    write_ranks("j", "signal", reply, as_json=False)
     assert capsys.readouterr().out == "rank 0: a\\nrank 1: done\n"
 
 
@@ -163,7 +164,7 @@ class HostileSession:
         return Fabric()
 
     async def stacks(self, _ranks: object) -> dict[str, Any]:
-        return {"stacks": {"0": HOSTILE}, "unavailable": {"1": HOSTILE}, "children": {}, "notes": {HOSTILE: HOSTILE}}
+        return {"stacks": {"0": HOSTILE}, "unreachable": {"1": HOSTILE}, "children": {}, "notes": {HOSTILE: HOSTILE}}
 
 
 MISSING = {"collective": "ALLREDUCE", "ranks": [1], "waiting": [0], "step": 3, "stacks": {"1": "at x"}}

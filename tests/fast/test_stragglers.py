@@ -20,7 +20,7 @@ from remote_agent.diagnose.hang.stalls import find_stall, stall_incident
 from remote_agent.diagnose.hang.stragglers import find_straggler
 from remote_agent.engine.inspect.pulse import MAX_CAME, read_flight, read_stack
 from remote_agent.engine.inspect.stacks import merged_records, tidy
-from tests.fast.test_stalls import IDLE, Watched, group
+from tests.fast.test_stalls import IDLE, Watched, but, group
 from tests.fast.waiting import some
 
 NODES = {0: "n1", 1: "n1", 2: "n2", 3: "n2"}
@@ -44,9 +44,7 @@ def arrivals(own: dict[int, float], count: int = 40, *, buckets: int = 1, jitter
     return found
 
 
-def pulses(
-    came: list[dict[int, int]], first: int = 1, clocks: dict[str, Clock] | None = None
-) -> dict[int, dict[str, Any]]:
+def pulses(came: list[dict[int, int]], first: int = 1, clocks: dict[str, Clock] | None = None) -> dict[int, Any]:
     """Return the pulses that tell of these collectives, by nodes with these clocks."""
     found = {}
     for rank, node in NODES.items():
@@ -105,7 +103,7 @@ def test_an_occasional_delay_makes_no_straggler(jitter: float) -> None:
 
 def test_without_the_times_of_all_ranks_there_is_no_straggler() -> None:
     reported = pulses(arrivals(SLOW_NODE))
-    assert find_straggler({**reported, 1: {**IDLE, "clock": Clock(0, 0)}}, NODES) is None
+    assert find_straggler({**reported, 1: but(IDLE, clock=Clock(0, 0))}, NODES) is None
     assert find_straggler({0: reported[0]}, NODES) is None
     assert find_straggler(pulses(arrivals(SLOW_NODE, 5)), NODES) is None
     apart = pulses(arrivals(SLOW_NODE), first=100)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from remote_agent.wire import Answer, CallFailed, ChannelClosed
+from remote_agent.wire import Answer, CallFailed, ChannelClosed, NodeSpec
 from remote_agent.wire.frames import encode
 from supervisor.cli import logs, options, record, snapshots, stacks
 from supervisor.control import admission, heal, promotion, requests
@@ -365,7 +365,7 @@ def test_a_node_that_is_being_removed_is_added_once_it_is_out(monkeypatch: pytes
 
     async def start(_hub: object, name: str, *, full: bool) -> Any:
         started.append(name)
-        return {"name": name}
+        return NodeSpec(name, "10.0.0.9")
 
     monkeypatch.setattr(heal, "bring_up_again", start)
     hub: Any = OneAgent(["leaving", "leaving"])
@@ -488,7 +488,10 @@ def test_a_new_agent_is_not_taken_for_the_one_that_left(joining: bool) -> None:
 
 DEADLINE = 30.0
 FILE = {"generation": 0, "rank": 0, "stream": "stdout", "size": 6}
-JOB = {"job": "a", "node": "n1", "live": True, "state": "running", "created_ns": 1, "generation": 0, "world_size": 3}
+JOB = {
+    "job": "a", "node": "n1", "live": True, "state": "running", "created_ns": 1, "generation": 0, "world_size": 3,
+    "tree": None, "script": None, "updated_ns": None, "warm_until_ns": None, "agent_pid": None,
+}  # fmt: skip
 STATUS: dict[str, Any] = {
     "job": "a", "state": "running", "generation": 0, "restarts": 0, "max_restarts": 3, "world_size": 3,
     "coordinator": "n1", "started_at": "2026-01-01T00:00:00.000Z", "nodes": [], "last_seq": 1,
@@ -552,7 +555,8 @@ class Node:
             "identity": {"live": True, "role": role, "coordinator_reachable": True, "term": 1, "last_seq": 1},
             "status": STATUS, "incidents": {"incidents": [], "nccl": None},
             "log_list": {"files": [{**FILE, "rank": rank}]}, "log_merged": merged, "log_rows": {"rows": [row]},
-            "events": {"event": EVENT}, "await_engine": {}, "stacks": {"stacks": {str(rank): f"of {name}"}},
+            "events": {"event": EVENT}, "await_engine": {},
+            "stacks": {"stacks": {str(rank): f"of {name}"}, "unreachable": {}},
         }  # fmt: skip
         return Answer(data[op], f"from {name}".encode() if op == "log_rows" else b"")
 

@@ -348,7 +348,7 @@ def trained(session: RecordedSession, now_s: float, seconds: int = 600) -> Recor
             found = dict(samples.of_node(node["vitals"]))
             for rank in node["ranks"]:
                 pace = 0.4 if rank["rank"] == 5 and second > seconds * 0.8 else 1.3
-                own = {**rank["progress"], "loss": 0.5 + 9 / (1 + second / 30), "steps_s": pace}
+                own: Any = {**rank["progress"], "loss": 0.5 + 9 / (1 + second / 30), "steps_s": pace}
                 found.update(samples.of_rank(rank["rank"], step, own, rank["vitals"]))
             history.add(now_s - seconds + second, found)
         for rank in node["ranks"]:

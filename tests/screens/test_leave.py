@@ -105,7 +105,7 @@ def home_job(words: str, job: str, state: str, *, live: bool, minutes: int, **mo
     """A job that was launched so many minutes ago."""
     created = (NOW - 60 * minutes) * 1_000_000_000
     hosts = ["n1", "n2"] if job == "train-k3f9" else ["n9"]
-    listed = {"job": job, "state": state, "live": live, "created_ns": created, "world_size": 4, "hosts": hosts}
+    listed: Any = {"job": job, "state": state, "live": live, "created_ns": created, "world_size": 4, "hosts": hosts}
     status, incident = more.get("status", {}), more.get("incident")
     return HomeJob(words, words.rpartition("/")[2] or "this machine", listed, status, incident)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from remote_agent.diagnose.hang.pulses import Pulse, Wait, only_computes
 from remote_agent.diagnose.hang.stalls import awaited, call_text
@@ -90,7 +90,7 @@ def missing_in(loops: Mapping[int, Loop]) -> MissingRanks | None:
     }
 
 
-def _frames(script: Sequence[Sequence[Any]]) -> tuple[LoopFrame, ...]:
+def _frames(script: Sequence[tuple[str, int, str]]) -> tuple[LoopFrame, ...]:
     return tuple(LoopFrame(file, line, line, name) for file, line, name in script)
 
 

@@ -6,8 +6,10 @@ In: two pulses of the rank, some seconds apart (remote_agent.engine.inspect.puls
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, Optional, TypedDict
+
+if TYPE_CHECKING:
+    from remote_agent.wire.documents import SourceExcerpt
 
 # Share of a processor: more than an idle interpreter with its threads uses, less than any work.
 BUSY_SHARE = 0.03
@@ -17,7 +19,6 @@ BUSY_BYTES_PER_S = 16_384
 BUSY_SENT_PER_S = 4096
 # How often a waiting thread wakes up to check the time, in all and per second. Each collective wakes it at least once.
 WAKES, WAKES_PER_S = 3, 0.2
-Pulse = Mapping[str, Any]
 
 STOPPED, UNRESPONSIVE, IDLE = "stopped", "unresponsive", "idle"
 # What an exception ended, in addition to "a thread" and the like of a traceback.
@@ -26,6 +27,81 @@ SCRIPT = "the script"
 
 # Here DDP communicates; if nothing is recorded, a rank that computes nothing here waits for others.
 BACKWARD = "backward"
+
+
+ProcessPulse = TypedDict("ProcessPulse", {"state": str, "cpu_s": float, "io": int, "sleeps": Optional[int]})
+StackPulse = TypedDict(
+    "StackPulse",
+    {"stack": str, "where": str, "calls": str, "script": list[tuple[str, int, str]], "parked": bool, "over": bool,
+     "inside": Optional[str], "frame": Optional[tuple[str, int]]},
+)  # fmt: skip
+ReachedCollectives = TypedDict(
+    "ReachedCollectives",
+    {"first": int, "t_us": int, "later_us": list[int], "done_us": list[Optional[int]]},
+    total=False,
+)
+"""Number and time of a collective, the times since then of it and of all later ones, and when each was found done.
+
+done_us: None where it is not done yet; absent where the backend does not say (gloo).
+"""
+GroupPulse = TypedDict(
+    "GroupPulse",
+    {"ranks": Optional[list[int]], "last": int, "calls": list[list[Any]], "came": ReachedCollectives,
+     "seq": int, "op": str, "sizes": str, "age_s": float, "timeout_s": Optional[float], "backend": str},
+    total=False,
+)  # fmt: skip
+"""What a rank has recorded of a process group over one backend.
+
+ranks: the group's members, None where the record does not have them; last: number of the newest collective; calls: the
+newest ones, as `flight.from_rows` reads them; came: when this rank called the newest ones of the group of all ranks.
+seq, op, sizes, age_s, timeout_s, backend: of the oldest one that is not done; age_s is 0 where the record has no time.
+"""
+EndedPart = TypedDict(
+    "EndedPart",
+    {"part": str, "type": str, "headline": str, "place": str, "traceback": str, "line": Optional[int], "age_s": float},
+)
+"""The exception that ended a part of a rank; line: its number in stderr.log, None if unknown; age_s: its least age."""
+ChildrenPulse = TypedDict("ChildrenPulse", {"count": int, "name": str, "doing": str, "where": str})
+
+
+class EnginePulse(ProcessPulse, StackPulse):
+    """What a rank is doing at one moment.
+
+    state: the kernel's letter, D also when it sleeps on a file; cpu_s, io (bytes) and net (bytes over TCP), with all
+    descendants; sleeps: how often the main thread has gone to sleep. stack: a hash of the main thread's stack; where:
+    the innermost frame of the user's code; calls: the library function that it called; script: file, line and function
+    of the outermost frames of the user's code, while the main thread calls no library; parked: the main thread waits
+    for another thread; over: the script is over, and Python waits for its threads; inside: the function of
+    torch.distributed that the main thread is in; frame: file and line of `where`, which stay on the node. None:
+    unknown, or none.
+    """
+
+    t: float
+    """Monotonic seconds."""
+    net: int | None
+    deaf: bool
+    """Its worker server does not answer."""
+    source: SourceExcerpt | None
+    """The lines of the file around `where`."""
+    groups: dict[str, GroupPulse]
+    """By process group and backend."""
+    ended: EndedPart | None
+    children: list[ChildrenPulse]
+    unanswered: list[str]
+    """The remote ends that do not answer a rank that waits, and the connected ones."""
+    reached: list[str]
+    ras: list[str]
+    """In the pulse of one rank: messages of NCCL's service on this node, and the node's own addresses."""
+    addresses: list[str]
+
+
+class Pulse(EnginePulse):
+    """A pulse as it reaches the coordinator."""
+
+    step: tuple[int | None, float | str | None] | None
+    """The step and the loss that it has printed last: added by its agent."""
+    clock: tuple[int, int | None]
+    """The node's base.clocks.Clock, by which its times are corrected: added by the coordinator's agent."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,8 +125,8 @@ def lasting_wait(before: Pulse, now: Pulse) -> Wait | None:
         if "seq" in group and earlier.get("seq") == group["seq"]:
             # Setting the clock, or suspending the machine, does not make it older.
             age_s = min(group["age_s"], earlier["age_s"] + now["t"] - before["t"])
-            calls = {key: group[key] for key in ("op", "sizes", "timeout_s", "backend")}
-            waits.append(Wait(name, group["seq"], age_s=age_s, **calls))
+            call = (group["seq"], group["op"], group["sizes"])
+            waits.append(Wait(name, *call, age_s, group["timeout_s"], group["backend"]))
     if waits:
         return max(waits, key=lambda wait: wait.age_s)
     # A running loop may show the same stack in each pulse.

@@ -17,7 +17,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from remote_agent.diagnose.evidence import JobContext, name_nodes
 from remote_agent.diagnose.flight import DEFAULT_GROUP, Parting, Record, from_rows, group_name, mismatch
@@ -26,6 +26,8 @@ from remote_agent.diagnose.hang.pulses import (
     SCRIPT,
     STOPPED,
     UNRESPONSIVE,
+    ChildrenPulse,
+    EndedPart,
     Pulse,
     Wait,
     has_stepped,
@@ -123,9 +125,9 @@ class Stall:
     """Where the missing ranks are, as far as known."""
     calls: Mapping[int, str] = dataclasses.field(default_factory=dict)
     """The library functions that they called there."""
-    failures: Mapping[int, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    failures: Mapping[int, EndedPart] = dataclasses.field(default_factory=dict)
     """By idle rank: the exception that ended its script or one of its threads (a pulse's `ended`)."""
-    children: Mapping[int, list[Mapping[str, Any]]] = dataclasses.field(default_factory=dict)
+    children: Mapping[int, list[ChildrenPulse]] = dataclasses.field(default_factory=dict)
     """What their child processes are doing."""
     ras: Sequence[str] = ()
     """What NCCL's RAS service reports."""
@@ -237,7 +239,7 @@ def _missing(
 ) -> Stall:
     """Return the stall of these missing ranks; an exception of a thread older than `late_s` is unrelated."""
     here = [rank for rank in missing if rank in now]
-    failures = {rank: now[rank]["ended"] for rank in here if missing[rank] == IDLE and now[rank]["ended"]}
+    failures = {rank: ended for rank in here if missing[rank] == IDLE and (ended := now[rank]["ended"])}
     # A script that has ended reaches no collective any more, however long ago that was.
     return Stall(
         "missing",
@@ -496,7 +498,7 @@ def _hint(stall: Stall) -> str:
 
 
 def _find_unanswered(
-    before: Mapping[int, Mapping[str, Any]], now: Mapping[int, Mapping[str, Any]], waiting: Collection[int]
+    before: Mapping[int, Pulse], now: Mapping[int, Pulse], waiting: Collection[int]
 ) -> Unanswered | None:
     """Return the attempts of these ranks that had no answer in either pulse; None: none to a node of the job.
 

@@ -50,8 +50,8 @@ def _find(pulses: Mapping[int, Pulse], nodes: Mapping[int, str], key: str) -> St
     first, arrivals = _arrivals(pulses, key)
     if len(arrivals) < 2 or len(next(iter(arrivals.values()))) < FEWEST + IGNORED:
         return None
-    errors_ns = [pulse["clock"][1] for pulse in pulses.values()]
-    if None in errors_ns:
+    errors_ns = [error_ns for pulse in pulses.values() if (error_ns := pulse["clock"][1]) is not None]
+    if len(errors_ns) < len(pulses):
         # The times of a clock that has not been measured cannot be compared.
         return None
     by_node: dict[str, dict[int, list[int]]] = {}
@@ -99,8 +99,8 @@ def _arrivals(pulses: Mapping[int, Pulse], key: str) -> tuple[int, dict[int, lis
 
     In ns of the coordinator's clock; empty if a rank reports none.
     """
-    reports = {rank: pulse["groups"].get(key, {}).get("came") for rank, pulse in pulses.items()}
-    if not reports or not all(reports.values()):
+    reports = {rank: came for rank, pulse in pulses.items() if (came := pulse["groups"].get(key, {}).get("came"))}
+    if not reports or len(reports) < len(pulses):
         return 0, {}
     first = max(one["first"] for one in reports.values())
     end = min(one["first"] + len(one["later_us"]) for one in reports.values())

@@ -10,7 +10,7 @@ import functools
 import re
 import signal as signals
 from collections.abc import Iterable
-from typing import Any
+from typing import TypedDict
 
 from remote_agent.text.names import read_number
 
@@ -22,6 +22,14 @@ PRIMARY, GENERIC, SECONDARY, NEUTRAL = "primary", "generic", "secondary", "neutr
 WRONG_SIZE = "received a tensor of another size than expected"
 DIED = "died according to its parent process; its own output does not say why"
 CHILD_FAILED = "a child process failed; see that process's own output"
+
+
+class NamedRanks(TypedDict, total=False):
+    """The ranks that a text names, as fields of its finding."""
+
+    named: tuple[int, ...]
+    peer: int | None
+    awaited: int | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +53,8 @@ class Signature:
         """One expression for all texts, compiled when it is first searched: most agents never judge a failure."""
         return _compile(self.texts)
 
-    def ranks_in(self, text: str) -> dict[str, Any]:
-        """Return the ranks that a text names, as `named` and `peer` of its finding."""
+    def ranks_in(self, text: str) -> NamedRanks:
+        """Return the ranks that a text names."""
         match = self.regex.search(text)
         groups = {} if match is None else match.groupdict()
         ranks, peer = groups.get("rank"), groups.get("peer")

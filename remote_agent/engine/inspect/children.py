@@ -13,10 +13,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from remote_agent.base.files import read_text
 from remote_agent.base.proc import stat_fields
+
+if TYPE_CHECKING:
+    from remote_agent.wire.answers import ChildProcess
 
 T = TypeVar("T")
 Tree = Mapping[int, "list[int]"]
@@ -63,8 +66,8 @@ def descendants(pid: int, tree: Tree) -> Iterator[int]:
         yield from descendants(child, tree)
 
 
-async def children(pids: Iterable[int], tree: Tree) -> dict[int, list[dict[str, Any]]]:
-    """Return {pid, name, doing} of every descendant, by ancestor; empty when the kernel is too slow."""
+async def children(pids: Iterable[int], tree: Tree) -> dict[int, list[ChildProcess]]:
+    """Return every descendant, by ancestor; empty when the kernel is too slow."""
     return await in_time(lambda: {pid: _below(pid, tree) for pid in pids}) or {}
 
 
@@ -76,8 +79,8 @@ async def in_time(look: Callable[[], T]) -> T | None:
         return None
 
 
-def _below(pid: int, tree: Tree) -> list[dict[str, Any]]:
-    processes = []
+def _below(pid: int, tree: Tree) -> list[ChildProcess]:
+    processes: list[ChildProcess] = []
     for child in list(descendants(pid, tree))[1 : MAX_CHILDREN + 1]:
         fields, name = stat_fields(child), _name(child)
         # multiprocessing always starts this helper.

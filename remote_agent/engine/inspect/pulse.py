@@ -13,12 +13,12 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from remote_agent.base.files import read_text
 from remote_agent.base.proc import stat_fields
 from remote_agent.diagnose import flight
-from remote_agent.diagnose.hang.pulses import BACKWARD, SCRIPT
+from remote_agent.diagnose.hang.pulses import BACKWARD, SCRIPT, StackPulse
 from remote_agent.diagnose.tracebacks import find_traces, last_background_failure, traces_of_error
 from remote_agent.engine import evidence
 from remote_agent.engine.inspect import children, sockets
@@ -28,6 +28,7 @@ from remote_agent.engine.inspect.stacks import STACKS, ask, flight_record, handl
 from remote_agent.vitals.netif import own_addresses
 
 if TYPE_CHECKING:
+    from remote_agent.diagnose.hang.pulses import EndedPart, EnginePulse, GroupPulse, ProcessPulse, ReachedCollectives
     from remote_agent.engine.boot_dir import BootDirectory
     from remote_agent.engine.processes import RankProcess
     from remote_agent.wire.documents import SourceExcerpt
@@ -52,22 +53,12 @@ MAX_FRAMES = 16
 SOURCE_LINES = 4
 SOURCE_CHARS = 120
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")
+_NO_STACK = StackPulse(stack="", where="", calls="", script=[], parked=False, over=False, inside=None, frame=None)
 
 
-async def pulses(boot: BootDirectory, ranks: Sequence[RankProcess], stacks: bool) -> dict[str, dict[str, Any]]:
+async def pulses(boot: BootDirectory, ranks: Sequence[RankProcess], stacks: bool) -> dict[str, EnginePulse]:
     """Return the pulse of each of these ranks.
 
-    t: monotonic seconds; state: the kernel's letter, D also when it sleeps on a file; cpu_s, io (bytes) and net
-    (bytes over TCP, None if unknown), with all descendants; sleeps: how often the main thread has gone to sleep
-    (None if unknown); deaf: its worker server does not answer; stack: a hash of the main thread's stack; where: the
-    innermost frame of the user's code; source: the lines of its file around it, see `read_source`; calls: the library
-    function that it called; script: file, line and function
-    of the outermost frames of the user's code, while the main thread calls no library; parked: the main thread
-    waits for another thread; over: the script is over, and Python waits for its threads; inside: the function of
-    torch.distributed that the main thread is in; groups: see `read_flight`; ended: the exception that ended its
-    script or a thread, see `ended_part`; children: {count, name, doing, where} of equal ones; unanswered, reached:
-    for a rank that waits, the remote ends that do not answer and the connected ones. One rank also has ras:
-    messages of NCCL's service on this node, and addresses: the node's own.
     Without `stacks` the fields of the stack are empty: a dump disturbs the rank, and can end it when a C++ thread
     enters Python at the same moment.
     """
@@ -89,39 +80,34 @@ async def pulses(boot: BootDirectory, ranks: Sequence[RankProcess], stacks: bool
         ends = await children.in_time(lambda: sockets.remote_ends(waiting)) if waiting else None
         for pid, (silent, reached) in (ends or {}).items():
             waiting[pid].update(unanswered=silent, reached=reached)
-        frames = {one.pid: frame for one, pulse in zip(ranks, each) if (frame := pulse.pop("frame", None))}
+        frames = {one.pid: frame for one, pulse in zip(ranks, each) if (frame := pulse["frame"])}
         sources = await children.in_time(lambda: {pid: read_source(pid, *frame) for pid, frame in frames.items()})
         for one, pulse in zip(ranks, each):
-            pulse["source"] = (sources or {}).get(one.pid)
+            pulse["source"], pulse["frame"] = (sources or {}).get(one.pid), None
     return {str(one.rank): pulse for one, pulse in zip(ranks, each)}
 
 
-async def _pulse(boot: BootDirectory, one: RankProcess, tree: Tree, with_stack: bool) -> dict[str, Any]:
-    pulse: dict[str, Any] = {"t": time.monotonic(), **_process(one.pid, tree)}
-    pulse.update({"deaf": False, "stack": "", "where": "", "source": None, "calls": "", "script": [], "parked": False})
-    pulse.update({"inside": None, "groups": {}})
-    pulse.update({"over": False, "net": None, "ended": None, "children": [], "ras": []})
-    pulse.update({"unanswered": [], "reached": [], "addresses": []})
-    if not boot.has_socket(one.rank):
-        return pulse
-    groups = read_flight(await flight_record(boot, one.rank), time.time_ns())
-    if with_stack and STACKS in await handlers_of(boot, one.rank):
-        stacks = await ask(boot, one.rank, True, STACKS)
-        pulse["deaf"] = not isinstance(stacks, bytes)
-        if isinstance(stacks, bytes):
-            pulse.update(read_stack(tidy(stacks)))
+async def _pulse(boot: BootDirectory, one: RankProcess, tree: Tree, with_stack: bool) -> EnginePulse:
+    t, process, stack, is_deaf = time.monotonic(), _process(one.pid, tree), _NO_STACK, False
+    groups: dict[str, GroupPulse] = {}
+    if boot.has_socket(one.rank):
+        groups = read_flight(await flight_record(boot, one.rank), time.time_ns())
+        if with_stack and STACKS in await handlers_of(boot, one.rank):
+            stacks = await ask(boot, one.rank, True, STACKS)
+            is_deaf = not isinstance(stacks, bytes)
+            stack = read_stack(tidy(stacks)) if isinstance(stacks, bytes) else stack
     for group in groups.values():
-        if not ("seq" in group or pulse["inside"]):
+        if not ("seq" in group or stack["inside"]):
             del group["calls"]
-    pulse["groups"] = groups
-    return pulse
+    return {"t": t, **process, **stack, "deaf": is_deaf, "groups": groups, "source": None, "net": None, "ended": None,
+            "children": [], "ras": [], "unanswered": [], "reached": [], "addresses": []}  # fmt: skip
 
 
-def _waits(pulse: Mapping[str, Any]) -> bool:
+def _waits(pulse: EnginePulse) -> bool:
     return bool(pulse["inside"]) or any("seq" in group for group in pulse["groups"].values())
 
 
-async def _look_closer(ranks: Sequence[RankProcess], pulses_: Mapping[int, dict[str, Any]], tree: Tree) -> None:
+async def _look_closer(ranks: Sequence[RankProcess], pulses_: Mapping[int, EnginePulse], tree: Tree) -> None:
     """Add `ended` and `children`, which take longer, to the pulses of ranks that may block others."""
     below = await children.children([one.pid for one in ranks], tree)
     stackless = [one.pid for one in ranks if not pulses_[one.rank]["stack"]]
@@ -130,7 +116,10 @@ async def _look_closer(ranks: Sequence[RankProcess], pulses_: Mapping[int, dict[
         pulse = pulses_[one.rank]
         if one.pid in spied:
             place = read_stack(spied[one.pid])
-            pulse.update({key: place[key] for key in ("where", "frame", "calls")} if pulse["deaf"] else place)
+            pulse["where"], pulse["frame"], pulse["calls"] = place["where"], place["frame"], place["calls"]
+            if not pulse["deaf"]:
+                pulse["stack"], pulse["script"], pulse["inside"] = place["stack"], place["script"], place["inside"]
+                pulse["parked"], pulse["over"] = place["parked"], place["over"]
         kinds: dict[tuple[str, str, str], int] = {}
         for child in below.get(one.pid, ()):
             where = read_stack(spied[child["pid"]])["where"] if child["pid"] in spied else ""
@@ -146,11 +135,10 @@ async def _look_closer(ranks: Sequence[RankProcess], pulses_: Mapping[int, dict[
         pulses_[one.rank]["ended"] = (ended or {}).get(one.rank)
 
 
-def ended_part(directory: Path, is_over: bool) -> dict[str, Any] | None:
+def ended_part(directory: Path, is_over: bool) -> EndedPart | None:
     """Return the exception that ended the script, a thread, a task or a child of a rank that is still alive.
 
-    `is_over`: its main thread has left the script; otherwise only the others can have ended. part: what ended; type,
-    headline, place, traceback; line: its number in stderr.log, None if unknown; age_s: its least age.
+    `is_over`: its main thread has left the script; otherwise only the others can have ended.
     """
     path = directory / "stderr.log"
     tail, lines = evidence.read_tail(path)
@@ -180,7 +168,7 @@ def ended_part(directory: Path, is_over: bool) -> dict[str, Any] | None:
     }
 
 
-def read_stack(text: str) -> dict[str, Any]:
+def read_stack(text: str) -> StackPulse:
     """Return the fields of the main thread's stack, which is the last of Python's dump."""
     frames = [match for line in text.rstrip().rpartition("\n\n")[2].split("\n") if (match := _FRAME.search(line))]
     digest = hashlib.sha256("\n".join(match[0] for match in frames).encode()).hexdigest()[:16]
@@ -188,14 +176,14 @@ def read_stack(text: str) -> dict[str, Any]:
     where = f"{os.path.basename(frames[at]['file'])}:{frames[at]['line']} in {frames[at]['name']}" if frames else ""
     calls = f"{frames[at - 1]['name']} of {os.path.basename(frames[at - 1]['file'])}" if at else ""
     own = [one for one in frames if not any(part in one["file"] for part in _LIBRARIES)] if at == 0 else []
-    script = [[os.path.basename(one["file"]), int(one["line"]), one["name"]] for one in own[::-1][:MAX_FRAMES]]
+    script = [(os.path.basename(one["file"]), int(one["line"]), one["name"]) for one in own[::-1][:MAX_FRAMES]]
     parked = bool(frames) and os.path.basename(frames[0]["file"]) in _PARKED
     # Python's own shutdown is the outermost frame only when the script is over.
     last = frames[-1] if frames else None
     over = last is not None and (os.path.basename(last["file"]), last["name"]) == ("threading.py", "_shutdown")
-    place = {"stack": digest, "where": where, "calls": calls, "script": script, "parked": parked, "over": over}
     frame = (frames[at]["file"], int(frames[at]["line"])) if frames else None
-    return {**place, "frame": frame, "inside": _inside(frames)}
+    return {"stack": digest, "where": where, "calls": calls, "script": script, "parked": parked, "over": over,
+            "frame": frame, "inside": _inside(frames)}  # fmt: skip
 
 
 def read_source(pid: int, file: str, line: int) -> SourceExcerpt | None:
@@ -229,64 +217,57 @@ def _may_wait(frame: re.Match[str]) -> bool:
     return is_distributed and not module.startswith(_WORKSHOPS) and frame["name"] not in _PICKLES
 
 
-def read_flight(document: Mapping[str, Any], now_ns: int) -> dict[str, dict[str, Any]]:
-    """Return by process group and backend: ranks, last, calls, and the fields of the oldest collective not done.
-
-    last: number of the newest collective; seq, op, sizes, age_s, timeout_s: of the oldest one that is not done; age_s
-    is 0 where the record has no time. calls: the newest ones. ranks: the group's members, None where the record does
-    not have them. came: when this rank called the newest ones of the group of all ranks, and found them done.
-    """
+def read_flight(document: flight.FlightRecord, now_ns: int) -> dict[str, GroupPulse]:
+    """Return what a rank has recorded, by process group and backend."""
     known = document.get("pg_config") or {}
-    entries: dict[str, list[Mapping[str, Any]]] = {}
+    entries: dict[str, list[flight.FlightEntry]] = {}
     for one in flight.newest(flight.collectives(document)):
         entries.setdefault(flight.group_key(one), []).append(one)
-    groups: dict[str, dict[str, Any]] = {}
+    groups: dict[str, GroupPulse] = {}
     for key, own in entries.items():
         name = flight.group_name(key)
-        groups[key] = group = {
+        group: GroupPulse = {
             "ranks": flight.members_of(known.get(name)),
             "last": max(one["collective_seq_id"] for one in own),
             "calls": flight.newest_rows(own),
         }
         waiting = next((one for one in own if not flight.is_done(one)), None)
         if waiting is not None:
-            group.update(_waiting(waiting, now_ns))
+            _add_waiting(group, waiting, now_ns)
         came = _came({one["collective_seq_id"]: one for one in own if one.get("time_created_ns")})
         if came and name == flight.DEFAULT_GROUP:
             group["came"] = came
+        groups[key] = group
     return groups
 
 
-def _came(entries: Mapping[int, Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return the number and the time of a collective, and the times since then of it and of all later ones.
-
-    done_us: when the rank found each of them done, None where it has not; absent where the backend does not say (gloo).
-    """
+def _came(entries: Mapping[int, flight.FlightEntry]) -> ReachedCollectives | None:
+    """Return the times of the newest of these collectives, all of which have a time."""
     if not entries:
         return None
     first = end = max(entries) + 1
     while first - 1 in entries and end - first < MAX_CAME:
         first -= 1
-    t_us = entries[first]["time_created_ns"] // 1000
     listed = [entries[number] for number in range(first, end)]
+    called_us = [(one["time_created_ns"] or 0) // 1000 for one in listed]
     done_ns = [one.get("time_discovered_completed_ns") for one in listed]
-    came = {"first": first, "t_us": t_us, "later_us": [one["time_created_ns"] // 1000 - t_us for one in listed]}
-    return {**came, "done_us": [each // 1000 - t_us if each else None for each in done_ns]} if any(done_ns) else came
+    t_us = called_us[0]
+    came: ReachedCollectives = {"first": first, "t_us": t_us, "later_us": [each - t_us for each in called_us]}
+    if any(done_ns):
+        came["done_us"] = [each // 1000 - t_us if each else None for each in done_ns]
+    return came
 
 
-def _waiting(entry: Mapping[str, Any], now_ns: int) -> dict[str, Any]:
+def _add_waiting(group: GroupPulse, entry: flight.FlightEntry, now_ns: int) -> None:
     timeout_ms = entry.get("timeout_ms")
-    return {
-        "seq": entry["collective_seq_id"],
-        "backend": flight.backend_of(entry),
-        "op": flight.op_of(entry),
-        "sizes": json.dumps([entry.get("input_sizes"), entry.get("input_dtypes")]),
-        "age_s": round(max(0.0, (now_ns - (entry.get("time_created_ns") or now_ns)) / 1e9), 1),
-        "timeout_s": None if timeout_ms is None else timeout_ms / 1000,
-    }
+    group["seq"] = entry["collective_seq_id"]
+    group["backend"], group["op"] = flight.backend_of(entry), flight.op_of(entry)
+    group["sizes"] = json.dumps([entry.get("input_sizes"), entry.get("input_dtypes")])
+    group["age_s"] = round(max(0.0, (now_ns - (entry.get("time_created_ns") or now_ns)) / 1e9), 1)
+    group["timeout_s"] = None if timeout_ms is None else timeout_ms / 1000
 
 
-def _process(pid: int, tree: Tree) -> dict[str, Any]:
+def _process(pid: int, tree: Tree) -> ProcessPulse:
     """Return state, cpu_s, io and sleeps of a process; cpu_s and io with its descendants."""
     state, ticks, count = "?", 0, 0
     for each in descendants(pid, tree):

@@ -12,7 +12,7 @@ import json
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from remote_agent.diagnose import flight
 from remote_agent.diagnose.flight_files import parse_flight_record
@@ -21,6 +21,7 @@ from remote_agent.wire.gate import Misfit, parse, reader
 
 if TYPE_CHECKING:
     from remote_agent.engine.boot_dir import BootDirectory
+    from remote_agent.wire.answers import ChildStack, RankStacks
 
 # For all live ranks together: the other nodes wait meanwhile.
 COLLECT_S = 1.5
@@ -35,11 +36,8 @@ _read_names = reader(list[str])
 CLOCK_STEP_S = 0.02
 
 
-async def dump(boot: BootDirectory, pids: Mapping[int, int | None]) -> dict[str, Any]:
-    """Return by rank: stacks, unreachable (why there is none), children ({pid, name, doing, stack} each); and note.
-
-    `pids`: None where the rank's process has ended. `note`: why stacks of child processes are missing, if any are.
-    """
+async def dump(boot: BootDirectory, pids: Mapping[int, int | None]) -> RankStacks:
+    """Return what ranks and their child processes are doing; `pids`: None where the rank's process has ended."""
     live = {rank: pid for rank, pid in pids.items() if pid is not None}
     asking = _stacks(boot, {rank: pid is not None for rank, pid in pids.items()})
     (texts, unreachable), below = await asyncio.gather(
@@ -56,8 +54,10 @@ async def dump(boot: BootDirectory, pids: Mapping[int, int | None]) -> dict[str,
         if pid in spied:
             texts[str(rank)] = spied[pid]
             del unreachable[str(rank)]
-    families = {
-        str(rank): [{**child, "stack": spied.get(child["pid"], "")} for child in below[pid]]
+    families: dict[str, list[ChildStack]] = {
+        str(rank): [
+            {"name": one["name"], "doing": one["doing"], "stack": spied.get(one["pid"], "")} for one in below[pid]
+        ]
         for rank, pid in live.items()
         if below.get(pid)
     }
@@ -84,7 +84,7 @@ async def save(boot: BootDirectory, directories: Mapping[int, Path]) -> dict[str
     records = asyncio.gather(*(flight_record(boot, rank) for rank in ranks))
     both = await asyncio.gather(_stacks(boot, dict.fromkeys(ranks, True)), records)
     stacks: dict[str, str] = both[0][0]
-    flights: list[dict[str, Any]] = both[1]
+    flights: list[flight.FlightRecord] = both[1]
     for rank, recorded in zip(ranks, flights):
         with contextlib.suppress(OSError):
             if str(rank) in stacks:
@@ -105,7 +105,7 @@ async def keep(boot: BootDirectory, directories: Mapping[int, Path]) -> dict[str
     }
 
 
-async def flight_record(boot: BootDirectory, rank: int) -> dict[str, Any]:
+async def flight_record(boot: BootDirectory, rank: int) -> flight.FlightRecord:
     """Return the records of all backends of a live rank as one document; empty where there are none."""
     handlers = await handlers_of(boot, rank)
     names = [name for names in RECORDERS if (name := next((one for one in names if one in handlers), ""))]
@@ -113,7 +113,7 @@ async def flight_record(boot: BootDirectory, rank: int) -> dict[str, Any]:
     return merged_records(answer for answer in answers if isinstance(answer, bytes))
 
 
-def merged_records(answers: Iterable[bytes]) -> dict[str, Any]:
+def merged_records(answers: Iterable[bytes]) -> flight.FlightRecord:
     """Return what recorders have answered as one document; another torch may write what cannot be read."""
     documents = []
     for answer in answers:

@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,6 +33,7 @@ from remote_agent.wire import Args, Channel
 if TYPE_CHECKING:
     from remote_agent.engine.boot_dir import BootDirectory
     from remote_agent.engine.order import Order
+    from remote_agent.wire.answers import StoppedWorkers, TorchFacts
 
 log = logging.getLogger(__name__)
 
@@ -172,8 +173,8 @@ class TorchHere:
     def __init__(self) -> None:
         self._store: Any = None
 
-    async def ask(self) -> dict[str, Any]:
-        facts: dict[str, Any] = _torch_api().facts()
+    async def ask(self) -> TorchFacts:
+        facts: TorchFacts = _torch_api().facts()
         return facts
 
     async def serve(self, host: str, listening: socket.socket) -> None:
@@ -217,15 +218,15 @@ class HandlerEngine(Engine):
         else:
             await self._group.stop(grace_s, collect=False)
 
-    async def _end(self, args: Args) -> dict[str, Any]:
+    async def _end(self, args: Args) -> Mapping[str, object]:
         self._handover.close(Outcome(str(args["state"]), str(args["reason"])))
         return {}
 
-    async def _remark(self, args: Args) -> dict[str, Any]:
+    async def _remark(self, args: Args) -> Mapping[str, object]:
         say(self._job, str(args["text"]))
         return {}
 
-    async def _stop(self, args: Args) -> dict[str, Any]:
+    async def _stop(self, args: Args) -> StoppedWorkers:
         self._stopping = True
         try:
             # When all have succeeded, torchrun stays with them: the job may be about to succeed.

@@ -18,19 +18,20 @@ from remote_agent.engine.inspect import pulse, stacks
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from remote_agent.diagnose.hang.pulses import EnginePulse
     from remote_agent.engine.boot_dir import BootDirectory
     from remote_agent.engine.order import Order
     from remote_agent.engine.processes import Orphans, RankProcess, Worker
     from remote_agent.engine.standby import Standby
     from remote_agent.vitals.host_notes import HostNotes
-    from remote_agent.wire import Args
+    from remote_agent.wire.answers import RankStacks, StartedWorkers, StoppedWorkers
     from remote_agent.wire.documents import RankExit
 
 # After SIGKILL: a process that stays longer is stuck in the kernel.
 KILL_S = 10.0
 SWEEP_S = 2.0
 STUCK_HINT = "it is stuck in the kernel: look at dmesg"
-Notify = Callable[[str, "Args"], None]
+Notify = Callable[[str, Mapping[str, object]], None]
 Launch = Callable[["LaunchContext", "Order"], Awaitable["WorkerGroup"]]
 """Starts one generation's workers; raises OSError, RuntimeError, ValueError, Problem, then leaves nothing behind."""
 
@@ -66,7 +67,7 @@ class WorkerGroup:
         self._called_ns: dict[int, int] = {}
         """By rank: when its script called init_process_group."""
 
-    def answer(self) -> dict[str, Any]:
+    def answer(self) -> StartedWorkers:
         """Return the group's part of the answer to `go`."""
         raise NotImplementedError
 
@@ -83,7 +84,7 @@ class WorkerGroup:
         """Look after orphans; call it when a child has died."""
         raise NotImplementedError
 
-    async def stop(self, grace_s: float, collect: bool) -> dict[str, Any]:
+    async def stop(self, grace_s: float, collect: bool) -> StoppedWorkers:
         """End all workers; returns their exits, and their stacks if `collect`. Raises Problem if one does not die.
 
         A second call with a shorter grace ends them sooner.
@@ -125,8 +126,8 @@ class WorkerGroup:
         """Return the exits so far, by rank."""
         return [self._exits[rank] for rank in sorted(self._exits)]
 
-    async def stacks(self, ranks: Iterable[int] | None) -> dict[str, Any]:
-        """Return stacks of these ranks (None: all) and of their children; see `inspect.stacks.dump`."""
+    async def stacks(self, ranks: Iterable[int] | None) -> RankStacks:
+        """Return stacks of these ranks (None: all) and of their children."""
         self._alive()
         wanted = [self._ranks[rank] for rank in (self._ranks if ranks is None else ranks) if rank in self._ranks]
         return await stacks.dump(self._boot, {one.rank: one.pid if one.is_alive else None for one in wanted})
@@ -150,7 +151,7 @@ class WorkerGroup:
                 one.note_sent(name)
         return refused
 
-    async def pulses(self, with_stacks: bool) -> dict[str, Any]:
+    async def pulses(self, with_stacks: bool) -> dict[str, EnginePulse]:
         """Return the pulse of each live rank."""
         return await pulse.pulses(self._boot, self._alive(), with_stacks)
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from remote_agent.base.tasks import within
 from remote_agent.engine import boot_dir
@@ -25,6 +25,9 @@ from remote_agent.engine.order import Order, link_logs, link_nccl, rank_director
 from remote_agent.engine.processes import RankProcess, Worker, exit_document
 from remote_agent.engine.standby import Cold
 from remote_agent.wire import Problem
+
+if TYPE_CHECKING:
+    from remote_agent.wire.answers import StartedProcess, StartedWorkers, StoppedWorkers
 
 log = logging.getLogger(__name__)
 
@@ -150,12 +153,12 @@ class OwnGroup(WorkerGroup):
         """Ranks that have not reported that they run their script."""
         self._assume_later: asyncio.TimerHandle | None = None
 
-    def answer(self) -> dict[str, Any]:
-        names = ("rank", "local_rank", "pid", "started")
-        return {
-            "ranks": [{name: getattr(one, name) for name in names} for one in self._workers.values()],
-            "cold": self._why_cold,
-        }
+    def answer(self) -> StartedWorkers:
+        ranks: list[StartedProcess] = [
+            {"rank": one.rank, "local_rank": one.local_rank, "pid": one.pid, "started": one.started}
+            for one in self._workers.values()
+        ]
+        return {"ranks": ranks, "cold": self._why_cold}
 
     def watch(self, notify: Notify) -> None:
         super().watch(notify)
@@ -187,7 +190,7 @@ class OwnGroup(WorkerGroup):
         self._orphans.changed.set()
         self._orphans.tend(self._children())
 
-    async def stop(self, grace_s: float, collect: bool) -> dict[str, Any]:
+    async def stop(self, grace_s: float, collect: bool) -> StoppedWorkers:
         stacks = await self._save_stacks() if collect else {}
         self._terminate(signal.SIGTERM)
         if not await within(self._all_dead, grace_s):

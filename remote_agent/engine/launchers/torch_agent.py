@@ -7,6 +7,7 @@ completely.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import logging
 import os
@@ -14,7 +15,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from remote_agent.base.proc import own_command
 from remote_agent.base.tasks import within
@@ -24,25 +25,14 @@ from remote_agent.engine.order import Order, worker_environment
 from remote_agent.engine.processes import Death, RankProcess, Worker, exit_document, signal_name
 from remote_agent.wire import Problem
 
+if TYPE_CHECKING:
+    from remote_agent.wire.answers import StartedProcess, StartedWorkers, StoppedWorkers
+
 log = logging.getLogger(__name__)
 
 LOG = "torchrun.log"
 # torch's agent ends its workers itself, and its SIGKILL for them must come before ours for the agent.
 HEAD_START_S = 2.0
-# Fields of the order that torch's agent gets unchanged.
-PASSED = (
-    "rendezvous",
-    "local_world_size",
-    "group_rank",
-    "role",
-    "restart_count",
-    "max_restarts",
-    "virtual_local_rank",
-    "signals_to_handle",
-    "numa_binding",
-    "shutdown_timeout",
-    "cwd",
-)
 # Variables that torchrun's main function sets for the workers, not torch's agent.
 OF_TORCHRUN = ("OMP_NUM_THREADS", "PWD")
 
@@ -88,13 +78,8 @@ def _start_process(order: Order, boot: boot_dir.BootDirectory) -> subprocess.Pop
     worker_env = dict(env)
     if order.kind != "binary":
         boot_dir.add_bootstrap(worker_env, boot.path)
-    document = {
-        **{name: getattr(order, name) for name in PASSED},
-        "log_dir": str(order.log_dir),
-        "command": command,
-        "worker_env": worker_env,
-        "engine": os.getpid(),
-    }
+    own = {**dataclasses.asdict(order), "log_dir": str(order.log_dir)}
+    document = {"order": own, "command": command, "worker_env": worker_env, "engine": os.getpid()}
     with open(order.log_dir / LOG, "ab") as errors:
         process = subprocess.Popen(
             own_command("torchrun"),
@@ -132,8 +117,8 @@ class TorchAgentGroup(WorkerGroup):
         self._asked_ns: int | None = None
         """When we first signalled torch's agent: we caused what it does from then on."""
 
-    def answer(self) -> dict[str, Any]:
-        agent = {"pid": self._agent.pid, "started": self._agent.started}
+    def answer(self) -> StartedWorkers:
+        agent: StartedProcess = {"pid": self._agent.pid, "started": self._agent.started}
         return {"ranks": [], "agent": agent, "cold": self._why_cold}
 
     def watch(self, notify: Notify) -> None:
@@ -166,7 +151,7 @@ class TorchAgentGroup(WorkerGroup):
             while line := await reader.readline():
                 message = json.loads(line)
                 if message["op"] == "assigned":
-                    self._assign(message)
+                    self._assign(message["ranks"], message["world_size"])
                 elif message["op"] == "failed":
                     await self._failed({int(rank): int(code) for rank, code in message["codes"].items()})
                 else:
@@ -174,18 +159,17 @@ class TorchAgentGroup(WorkerGroup):
         finally:
             transport.close()
 
-    def _assign(self, message: dict[str, Any]) -> None:
+    def _assign(self, started: list[StartedProcess], world_size: int) -> None:
         for rank in self._ranks.values():
             rank.end_watch()
         ranks = [
             AssignedRank(one["rank"], one["local_rank"], one["pid"], self._log_dir / f"rank_{one['rank']}")
-            for one in message["ranks"]
+            for one in started
         ]
         self._ranks = self._assigned = {one.rank: one for one in ranks}
         for one in ranks:
             one.watch()
-        notice = {"generation": self.generation, "ranks": message["ranks"], "world_size": message["world_size"]}
-        self._notify("assigned", notice)
+        self._notify("assigned", {"generation": self.generation, "ranks": started, "world_size": world_size})
         self._read_pipe()
 
     async def _failed(self, codes: dict[int, int]) -> None:
@@ -230,7 +214,7 @@ class TorchAgentGroup(WorkerGroup):
         self._agent.look(lambda _agent: self._all_dead.set())
         self._orphans.changed.set()
 
-    async def stop(self, grace_s: float, collect: bool) -> dict[str, Any]:
+    async def stop(self, grace_s: float, collect: bool) -> StoppedWorkers:
         stacks = await self._save_stacks() if collect else {}
         self._asked_ns = self._asked_ns or time.time_ns()
         self._agent.send(signal.SIGTERM)

@@ -15,7 +15,7 @@ from typing import Any
 from remote_agent.base.files import set_aside
 from remote_agent.base.proc import die_with_parent
 from remote_agent.engine import torch_api
-from remote_agent.engine.order import rank_files
+from remote_agent.engine.order import Order, rank_files
 from remote_agent.wire import read_conf
 
 # torch's own default for the static backend (LaunchConfig).
@@ -33,8 +33,8 @@ class AssignedFiles(torch_api.RankFiles):
     Files that an earlier round of the same group wrote there are renamed, because torch truncates them.
     """
 
-    def __init__(self, order: dict[str, Any]) -> None:
-        super().__init__(str(order["log_dir"]), {})
+    def __init__(self, order: Order) -> None:
+        super().__init__(str(order.log_dir), {})
         self._order = order
 
     def reify(self, envs: dict[int, dict[str, str]]) -> torch_api.LogsDest:
@@ -46,8 +46,8 @@ class AssignedFiles(torch_api.RankFiles):
             directory.mkdir(mode=0o700, parents=True)
             self.directories[local_rank] = str(directory)
             env.update(rank_files(directory, os.environ))
-            env["TORCHELASTIC_RESTART_COUNT"] = str(self._order["restart_count"])
-            env["TORCHELASTIC_MAX_RESTARTS"] = str(self._order["max_restarts"])
+            env["TORCHELASTIC_RESTART_COUNT"] = str(self._order.restart_count)
+            env["TORCHELASTIC_MAX_RESTARTS"] = str(self._order.max_restarts)
         return super().reify(envs)
 
 
@@ -74,22 +74,23 @@ def reporting_agent(wire: int) -> type[torch_api.LocalElasticAgent]:
     return ReportingAgent
 
 
-def launch_settings(order: dict[str, Any]) -> dict[str, Any]:
+def launch_settings(order: Order) -> dict[str, Any]:
     """Return the fields of torch's LaunchConfig for this order."""
-    meeting = order["rendezvous"]
+    meeting = order.rendezvous
+    assert meeting is not None
     low, _, high = meeting["nnodes"].partition(":")
-    conf: dict[str, Any] = dict(read_conf(meeting["conf"]))
+    conf: dict[str, str | int] = {**read_conf(meeting["conf"])}
     if meeting["backend"] == "static":
-        conf = {"timeout": STATIC_TIMEOUT_S, **conf, "rank": order["group_rank"]}
+        conf = {"timeout": STATIC_TIMEOUT_S, **conf, "rank": order.group_rank}
     elif meeting["backend"] == "c10d" and meeting["is_ours"]:
         # The engine of that node serves the store, so that it outlives every single torch agent.
         conf["is_host"] = "false"
     settings = {
         "min_nodes": int(low),
         "max_nodes": int(high or low),
-        "nproc_per_node": order["local_world_size"],
+        "nproc_per_node": order.local_world_size,
         "run_id": meeting["run_id"],
-        "role": order["role"],
+        "role": order.role,
         "rdzv_backend": meeting["backend"],
         "rdzv_endpoint": meeting["endpoint"],
         "rdzv_configs": conf,
@@ -98,25 +99,25 @@ def launch_settings(order: dict[str, Any]) -> dict[str, Any]:
         "monitor_interval": 0.1,
         "local_addr": meeting["local_addr"],
         "logs_specs": AssignedFiles(order),
-        "virtual_local_rank": order["virtual_local_rank"],
-        "shutdown_timeout": order["shutdown_timeout"],
+        "virtual_local_rank": order.virtual_local_rank,
+        "shutdown_timeout": order.shutdown_timeout,
     }
-    if order["signals_to_handle"]:
-        settings["signals_to_handle"] = order["signals_to_handle"]
+    if order.signals_to_handle:
+        settings["signals_to_handle"] = order.signals_to_handle
     return settings
 
 
-def run(order: dict[str, Any], wire: int) -> int:
+def run(order: Order, command: list[str], worker_env: dict[str, str], wire: int) -> int:
     """Run torch's agent until its workers have ended; returns its exit code."""
-    os.chdir(order["cwd"])
+    os.chdir(order.cwd)
     # The restart of a worker group needs a fresh store: torch's default reads the keys of the group before.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    os.environ.update(order["worker_env"])
+    os.environ.update(worker_env)
     torch_api.replace_agent(reporting_agent(wire))
     # torch expands macros in arguments; these belong to the script.
-    command = [word.replace("$", "$$") for word in order["command"]]
+    args = [word.replace("$", "$$") for word in command[1:]]
     try:
-        torch_api.launch(launch_settings(order), order["numa_binding"], order["command"][0], command[1:])
+        torch_api.launch(launch_settings(order), order.numa_binding, command[0], args)
     except torch_api.ChildFailedError:
         return 1
     except Exception as error:  # whatever torch's rendezvous raises
@@ -129,9 +130,9 @@ def run(order: dict[str, Any], wire: int) -> int:
 def main() -> int:
     """Read the order from stdin and run it."""
     die_with_parent()
-    order = json.loads(sys.stdin.buffer.readline())
+    document = json.loads(sys.stdin.buffer.readline())
     wire = os.dup(1)
     os.dup2(2, 1)
-    if os.getppid() != order["engine"]:
+    if os.getppid() != document["engine"]:
         return 1
-    return run(order, wire)
+    return run(Order.from_args(document["order"]), document["command"], document["worker_env"], wire)

@@ -506,7 +506,7 @@ class ActionDialogs:
 
         def answered(answer: str | None) -> None:
             if answer in ("sync", "rollback"):
-                self._begin_sync(action, answer, {"digest": change["digest"]} if answer == "sync" else {})
+                self._begin_sync(action, answer, {"digest": change["digest"]} if answer == "sync" and change else {})
 
         self._shell.push_screen(ButtonDialog(f"{action.label}?", facts, buttons, "cancel", "sync"), answered)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from remote_agent.text.names import count
 from supervisor.logs.selection import Selection
@@ -18,7 +18,7 @@ from supervisor.tui.logs.row import LineKey, LogRow, level_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from remote_agent.wire import Answer
+    from remote_agent.wire.answers import LogEntry, LogWindow
     from supervisor.logs.merge import Page, RankStream
     from supervisor.logs.rows import Clocks
     from supervisor.tui.source import Source
@@ -205,9 +205,9 @@ class RankFeed(Feed):
     async def refresh(self, rows: int, following: Callable[[], bool]) -> None:
         """Learn how many lines there are; while the reader is `following`, also load the last ones."""
         lines = max(1, rows) if following() else 1
-        answer = await self._window(-lines, lines)
+        window = await self._window(-lines, lines)
         if following() or self._read is None:
-            self._read = self._total if answer.data.get("complete", True) else self._read
+            self._read = self._total if window.get("complete", True) else self._read
         elif self._total < self._read:
             # The file was rewritten.
             self._read = 0
@@ -225,19 +225,19 @@ class RankFeed(Feed):
         """Return the index of the first line at a time or later, or of the last line; load the rows around it."""
         if not jump.t_ns:
             return 0
-        answer = await self._window(-(rows // 3), rows, at_ns=jump.t_ns + self._ahead_ns)
-        return max(0, int(answer.data.get("at") or 0) - self._first)
+        window = await self._window(-(rows // 3), rows, at_ns=jump.t_ns + self._ahead_ns)
+        return max(0, (window["at"] or 0) - self._first)
 
-    async def _window(self, line: int, count: int, **at: int) -> Answer:
+    async def _window(self, line: int, count: int, **at: int) -> LogWindow:
         generation, rank, stream = self.file or (0, 0, "")
         where = {"generation": generation, "rank": rank, "stream": stream}
         answer = await self._source.log(self.node, "log_window", {**where, "line": line, "count": count, **at})
-        total, size = int(answer.data.get("total_lines") or 0), int(answer.data.get("size") or 0)
-        version = answer.data.get("version")
+        window: LogWindow = answer.data
+        total, size, version = window["total_lines"] or 0, window["size"], window.get("version")
         if total < self._total or version != self._version:
             self._pages.clear()
             self._bytes = 0
-        begin = int(answer.data.get("first_line") or 0)
+        begin = window.get("first_line", 0)
         if begin != self._first:
             # This line stands for the deleted ones.
             self._forget(begin)
@@ -247,22 +247,21 @@ class RankFeed(Feed):
             # The last line may have grown.
             self._forget(self._total - 1)
         self._total, self._size, self._version = total, size, version
-        rows = answer.data.get("rows") or []
-        for entry, raw in zip(rows, answer.body.split(b"\n"), strict=False):
+        for entry, raw in zip(window["rows"], answer.body.split(b"\n"), strict=False):
             self._keep(entry, raw)
         while len(self._pages) > PAGES_KEPT or (self._bytes > BYTES_KEPT and len(self._pages) * PAGE > LEAST_KEPT):
             _, page = self._pages.popitem(last=False)
             self._bytes -= sum(len(row.text) for row in page.values())
-        return answer
+        return window
 
-    def _keep(self, entry: dict[str, Any], raw: bytes) -> None:
-        number = int(entry["line"])
+    def _keep(self, entry: LogEntry, raw: bytes) -> None:
+        number = entry["line"]
         self._forget(number)
         page = self._pages.setdefault(number // PAGE, {})
         self._pages.move_to_end(number // PAGE)
-        t_ns, level = int(entry.get("t_ns") or 0) - self._ahead_ns, level_of(entry.get("level"))
+        t_ns, level = (entry.get("t_ns") or 0) - self._ahead_ns, level_of(entry.get("level"))
         generation, rank, stream = self.file or (0, 0, "")
-        cut = int(entry.get("cut") or 0)
+        cut = entry.get("cut", 0)
         page[number] = LogRow(self.node, generation, rank, stream, number, t_ns, level, raw, cut=cut)
         self._bytes += len(raw)
 

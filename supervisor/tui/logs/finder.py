@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from remote_agent.text.patterns import compile_pattern, ignores_case
-from remote_agent.wire import Args, Problem, WireError
+from remote_agent.wire import Problem, WireError
 from supervisor.errors import SupervisorError, Unreachable
 from supervisor.logs.rows import Clocks
 from supervisor.tui.logs.row import LineKey
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from supervisor.logs.merge import Page
     from supervisor.logs.rows import LogLine
@@ -109,17 +109,16 @@ class Finder:
         while not over and self.known_span is None and not self._is_refused:
             await asyncio.sleep(LOOK_EVERY)
             over = self._source.ended
-            await self._look(self._collect({}, on_batch, None), on_batch)
+            await self._look(self._collect(on_batch, None), on_batch)
 
     async def search(self, on_batch: Callable[[], None], around: int = 0, near_ns: int | None = 0) -> None:
         """Collect all hits, or the next ones if they are too many; `on_batch` is called after each batch.
 
         around: this many rows at the first hit from `near_ns` on (None: at the newest) are requested too (`pages`).
         """
-        first: dict[str, Any] = {"around": around, "near_ns": near_ns, "note_page": self._note_page} if around else {}
-        if "nccl" not in self.selection.streams:
-            first["note_apart"] = self._note_apart
-        await self._look(self._collect(first, on_batch, near_ns), on_batch)
+        note_apart = None if "nccl" in self.selection.streams else self._note_apart
+        page = {"around": around, "near_ns": near_ns, "note_page": self._note_page} if around else {}
+        await self._look(self._collect(on_batch, near_ns, note_apart=note_apart, **page), on_batch)
 
     async def go_on(self, direction: int, place: Hit | None, pointer: LineKey | None) -> Hit | None:
         """Request the hit that `step` does not know, wrapping around; None: there is a `problem`."""
@@ -137,10 +136,9 @@ class Finder:
             await self._begin(0 if direction > 0 else None, direction)
             self.step(direction, BEGIN if direction > 0 else None, None)
 
-    @property
-    def _query(self) -> dict[str, Any]:
-        query: Args = {"pattern": self.text, "ignore_case": self.ignore_case}
-        return {**query, "level": self.level} if self.level else query
+    def _search(self, **query: Any) -> AsyncGenerator[LogLine, None]:
+        what = {"pattern": self.text, "ignore_case": self.ignore_case, "level": self.level or None}
+        return self._source.search(self.selection, **what, clocks=self.clocks, **query)
 
     async def _look(self, work: Awaitable[None], on_batch: Callable[[], None]) -> None:
         count, problem, self.problem = len(self.hits), self.problem, ""
@@ -159,10 +157,9 @@ class Finder:
             self.running = False
             on_batch()
 
-    async def _collect(self, more: dict[str, Any], on_batch: Callable[[], None], near_ns: int | None) -> None:
+    async def _collect(self, on_batch: Callable[[], None], near_ns: int | None, **more: Any) -> None:
         """Search new lines; if there are too many hits, keep those near the current one."""
-        query = {**self._query, **more, "reached": self._reached, "limit": HITS_KEPT, "clocks": self.clocks}
-        async with contextlib.aclosing(self._source.search(self.selection, **query)) as rows:
+        async with contextlib.aclosing(self._search(reached=self._reached, limit=HITS_KEPT, **more)) as rows:
             async for row in rows:
                 if self._take(row) and len(self.hits) % 64 == 1:
                     on_batch()
@@ -216,8 +213,7 @@ class Finder:
                 edges_ns.append(edge_ns)
 
         bound = {"until_ns": span.low_ns} if way < 0 else {"since_ns": span.high_ns}
-        query = {**self._query, **bound, "way": way, "limit": HITS_MORE, "note_span": note_span, "clocks": self.clocks}
-        async with contextlib.aclosing(self._source.search(self.selection, **query)) as rows:
+        async with contextlib.aclosing(self._search(way=way, limit=HITS_MORE, note_span=note_span, **bound)) as rows:
             return [row async for row in rows], edges_ns
 
     def _is_known(self, place: Hit | None, pointer: LineKey | None) -> bool:

@@ -17,7 +17,7 @@ from supervisor.wording import usage, values
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from remote_agent.wire.documents import Document
+    from remote_agent.wire.documents import GpuVitals
     from supervisor.history import Series
     from supervisor.tui.looks import Glyphs
     from supervisor.tui.model import NodeRow
@@ -93,23 +93,22 @@ class _Gauge(NamedTuple):
     name: str
     kind: str
     """In the history."""
-    key: str
-    """In the vitals."""
-    most: str | float
-    """What is possible, or its key in the vitals."""
-    text: Callable[[Document], str]
+    read: Callable[[GpuVitals], float | None]
+    most: Callable[[GpuVitals], float | None]
+    """What is possible."""
+    text: Callable[[GpuVitals], str]
 
 
-def _power(gpu: Document) -> str:
+def _power(gpu: GpuVitals) -> str:
     power, limit = gpu.get("power"), gpu.get("power_limit")
     return usage.unit(power, "W") if power is None or limit is None else f"{power:.0f}/{limit:.0f}W"
 
 
 _GAUGES: Final = (
-    _Gauge("use", "gpu_use", "use", 100.0, lambda gpu: usage.percent(gpu.get("use"))),
-    _Gauge("memory", "gpu_mem", "mem_used", "mem_total", lambda g: usage.share(g.get("mem_used"), g.get("mem_total"))),
-    _Gauge("power", "gpu_power", "power", "power_limit", _power),
-    _Gauge("temp", "gpu_temp", "temp", 100.0, lambda gpu: usage.unit(gpu.get("temp"), "C")),
+    _Gauge("use", "gpu_use", lambda gpu: gpu.get("use"), lambda _: 100.0, lambda gpu: usage.percent(gpu.get("use"))),
+    _Gauge("memory", "gpu_mem", lambda gpu: gpu.get("mem_used"), lambda gpu: gpu.get("mem_total"), usage.MEMORY.text),
+    _Gauge("power", "gpu_power", lambda gpu: gpu.get("power"), lambda gpu: gpu.get("power_limit"), _power),
+    _Gauge("temp", "gpu_temp", lambda gpu: gpu.get("temp"), lambda _: 100.0, lambda g: usage.unit(g.get("temp"), "C")),
 )
 GPU_KINDS: Final = tuple(gauge.kind for gauge in _GAUGES)
 # Lines of a strip; cells from which a gauge has a strip beside its bar.
@@ -143,11 +142,11 @@ def gpu_wall(node: NodeRow, series: Series | None, width: int, height: int, glyp
     return rows
 
 
-def _index(gpu: Document) -> str:
+def _index(gpu: GpuVitals) -> str:
     return usage.unit(gpu.get("index"), "")
 
 
-def _facts(gpu: Document) -> str:
+def _facts(gpu: GpuVitals) -> str:
     facts = (
         ("", usage.unit(gpu.get("clock"), "MHz")),
         ("ecc errors ", usage.unit(gpu.get("ecc"), "")),
@@ -158,7 +157,7 @@ def _facts(gpu: Document) -> str:
 
 def _gauge(
     node: NodeRow,
-    gpu: Document,
+    gpu: GpuVitals,
     gauge: _Gauge,
     series: Series | None,
     sizes: tuple[int, int, int],
@@ -167,8 +166,7 @@ def _gauge(
 ) -> list[Row]:
     """One gauge in `lines` rows: its bar, its value and its history, each with so many cells."""
     bar, text, strip = sizes
-    value = gpu.get(gauge.key)
-    most = gauge.most if isinstance(gauge.most, float) else gpu.get(gauge.most)
+    value, most = gauge.read(gpu), gauge.most(gpu)
     share = value / most if value is not None and most else 0.0
     role = "off" if node.vitals_old else "text"
     now: list[Span] = [*charts.bar(share, bar, glyphs), (f" {gauge.text(gpu):>{text}} ", role)]

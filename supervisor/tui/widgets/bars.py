@@ -6,7 +6,7 @@ In: a snapshot; the name of the screen. Out: two rows each.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from rich.style import Style
 
@@ -260,8 +260,9 @@ class AlertBar(Bar):
         waits: str = "",
     ) -> None:
         """Show a newer state; `paused_s`: seconds since the display was frozen; `waits`: what a start waits for."""
-        options: dict[str, Any] = {"paused_s": paused_s, "replay_status": replay_status, "waits": waits}
-        state, second = alert_rows(snapshot, age_s, self.size.width, self.glyphs, **options)
+        state, second = alert_rows(
+            snapshot, age_s, self.size.width, self.glyphs, paused_s=paused_s, replay_status=replay_status, waits=waits
+        )
         self.rows = state, tuple((text, self._linked(text, role)) for text, role in second)
         self.redraw()
 
