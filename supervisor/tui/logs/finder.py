@@ -157,8 +157,8 @@ class Finder:
             self.running = False
             on_batch()
 
-    async def _collect(self, on_batch: Callable[[], None], near_ns: int | None, **more: Any) -> None:
-        """Search new lines; if there are too many hits, keep those near the current one."""
+    async def _collect(self, on_batch: Callable[[], None], begin_ns: int | None, **more: Any) -> None:
+        """Search new lines; if there are too many hits, keep those near the current one, or from `begin_ns` on."""
         async with contextlib.aclosing(self._search(reached=self._reached, limit=HITS_KEPT, **more)) as rows:
             async for row in rows:
                 if self._take(row) and len(self.hits) % 64 == 1:
@@ -167,7 +167,7 @@ class Finder:
                     break
         if len(self.hits) >= HITS_KEPT:
             here = self.hits[self.current] if self.current >= 0 else None
-            await self._begin(near_ns if here is None else here[0], 1)
+            await self._begin(begin_ns if here is None else here[0], 1)
             self.current = self.hits.index(here) if here in self.hits else -1
 
     # --- more hits than are kept
