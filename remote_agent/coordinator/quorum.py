@@ -1,4 +1,4 @@
-"""Who may form a group: the rule of ARCHITECTURE.md ("Who decides"), word for word.
+"""Who may form a group: the rule of ARCHITECTURE.md ("Who decides"), as far as it counts.
 
 In: the groups of a journal that may have formed; the nodes that vote, or that have a record on disk. Out: yes or no.
 

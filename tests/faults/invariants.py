@@ -111,11 +111,12 @@ def pause_s(ranks: Iterable[Rank], begin_ns: int, end_ns: int) -> float:
 def log_violations(rank: Rank, path: Path, *, cut: bool = False) -> list[Violation]:
     """Judge the log of one process; its file may be missing only if it took nothing.
 
-    `cut`: its host has lost power since, and with it the end of what nobody syncs.
+    `cut`: its host has lost power since, and with it the end of what nobody syncs: ext4 may have its length already,
+    and zeros in its place.
     """
     wanted = rank.log()
     have = path.read_bytes() if path.exists() else b""
-    if cut and wanted.startswith(have):
+    if cut and wanted.startswith(have.rstrip(b"\0")):
         return []
     rest = have[len(wanted) :]
     if have[: len(wanted)] == wanted and printed(len(rank.written), rank.pid).startswith(rest):
