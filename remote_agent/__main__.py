@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Run one mode of the node's side and return its exit code."""
     words = sys.argv[1:] if argv is None else argv
-    # Each command of an operator starts it on every node: it needs neither options nor start files, which take longer.
+    # Each operator command starts this mode on every node. It needs no options and no start files, which take time.
     if words == ["connect"]:
         return _connect()
     if sys.flags.no_site:
@@ -143,7 +143,7 @@ def _detach_from_srun(job: str) -> None:
 
 
 def _ignore_hangup() -> None:
-    # A lost terminal does not end an agent. A handler, not SIG_IGN, which the workers would inherit.
+    # A lost terminal does not end an agent. A handler is used because the workers would inherit SIG_IGN.
     signal.signal(signal.SIGHUP, lambda _number, _frame: None)
 
 

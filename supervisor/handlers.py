@@ -101,7 +101,7 @@ def _local_key(path: Path) -> bytes:
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(secrets.token_hex(32))
-    # Of several processes at once, all use the key of the first.
+    # The file is linked, not renamed: of several processes at once, all use the key of the first.
     with contextlib.suppress(FileExistsError):
         os.link(draft, path)
     draft.unlink()

@@ -17,14 +17,14 @@ from remote_agent.wire import CallFailed, WireError
 from supervisor.logs.files import sources
 
 if TYPE_CHECKING:
-    from supervisor.link.host_link import Link
+    from supervisor.link.host_link import HostLink
     from supervisor.link.hub import Hub
 
 ANSWER_S = 5.0
 
 
 class SeriesQuery(NamedTuple):
-    """What is wanted: some buckets of a level."""
+    """A request for some buckets of a level."""
 
     kinds: Sequence[str]
     ids: Sequence[int] | None
@@ -45,13 +45,13 @@ class Series(NamedTuple):
     """The number of the first bucket."""
     buckets: int
     ranks: Mapping[Name, Span]
-    """By kind and rank."""
+    """The spans of ranks, by kind and rank."""
     nodes: Mapping[tuple[str, str, int], Span]
-    """By node, kind and GPU; -1: the node itself."""
+    """The spans of nodes, by node, kind and GPU; -1: the node itself."""
 
     @property
     def begin_s(self) -> float:
-        """When the first bucket begins, in seconds since the epoch, by the coordinator's clock."""
+        """The time when the first bucket begins, in seconds since the epoch, by the coordinator's clock."""
         return float(self.first * self.width_s)
 
     def of(self, kind: str) -> dict[int, array[float]]:
@@ -139,7 +139,7 @@ def of_histories(wanted: SeriesQuery, nodes: Mapping[str, History]) -> Series:
 async def read(session: Hub, wanted: SeriesQuery) -> Series:
     """Ask the nodes; one that does not answer, or whose agent keeps no history, is left out. Raises Unreachable."""
 
-    async def one(link: Link) -> tuple[str, Mapping[Name, Span]]:
+    async def one(link: HostLink) -> tuple[str, Mapping[Name, Span]]:
         args = {"kinds": list(wanted.kinds), "ids": wanted.ids, "level": wanted.level, "count": wanted.buckets,
                 "last": wanted.last}  # fmt: skip
         try:

@@ -25,13 +25,13 @@ Pair = tuple[str, str]
 RDMA_NETWORKS = re.compile(r"IB|RoCE|RDMA|UCX|Libfabric|OFI|SHARP", re.I)
 # Bridges and similar: they lead to containers on the same machine, never to another machine.
 LOCAL_INTERFACES = re.compile(r"(docker|br-|virbr|veth|cni|flannel|cali|lxc|podman)\w*|lo\b")
-# Facts that the job as a whole has, with their labels, and facts of its nodes alone; diagnose/nccl.py reads them.
+# The job as a whole has these facts, with their labels; its nodes have those below. diagnose/nccl.py reads them.
 JOB_FACTS: Mapping[str, str] = {
     "version": "version", "network": "network", "gdr": "GPUDirect RDMA", "nvls": "NVLS", "channels": "channels",
     "rings": "rings", "trees": "trees", "gid": "GID index", "collnet": "collnet", "tuner": "tuner",
 }  # fmt: skip
 NODE_FACTS = ("plugin", "interface", "devices", "no_verbs")
-# Severity of a difference between nodes, and what to do.
+# A difference between nodes has this severity and this advice.
 DIFFERS: Mapping[str, tuple[Severity, str]] = {
     "version": ("error", "NCCL works only with the same version: install the same torch everywhere"),
     "network": ("error", "different network plug-ins cannot communicate: read the NET/ lines of the node that differs"),
@@ -43,7 +43,6 @@ DIFFERS: Mapping[str, tuple[Severity, str]] = {
     "channels": ("info", "the topology differs: nvidia-smi topo -m on both"),
     "tuner": ("info", "install the same tuner plug-in everywhere"),
 }  # fmt: skip
-# A warning of NCCL, and what it means.
 MEANINGS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"Connection refused|connect returned", re.I), "a peer's process is gone, or a firewall blocks it"),
     (re.compile(r"Connection closed by remote peer|socketProgress", re.I), "the other rank died first: look there"),
@@ -88,7 +87,7 @@ class Fabric:
     pairs: dict[Pair, Counter[str]] = field(default_factory=dict)
     """By pair of nodes (also a node with itself): transports, weighted by the channels at both ends."""
     env: dict[str, dict[str, tuple[str, ...]]] = field(default_factory=dict)
-    """By variable that NCCL read: each value and its nodes."""
+    """Each value of a variable that NCCL read, and its nodes."""
     odd: list[Oddity] = field(default_factory=list)
     warned: list[Warned] = field(default_factory=list)
     silent: list[str] = field(default_factory=list)
@@ -306,7 +305,7 @@ def _which(fabric: Fabric, holds: Callable[[Mapping[str, str]], bool]) -> tuple[
 
 # A node may have to read some MB of log.
 DEADLINE = 5.0
-# How long to wait for links that are still being opened, if other nodes have NCCL output.
+# If other nodes have NCCL output, links that are still being opened are awaited this long.
 PATIENCE = 2.0
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from supervisor.recording.file_format import RecordedHost
 
 VERSION = 1
-# How ranks print their step; the first and the last rows of a generation are searched.
+# Ranks print their step like this; it is searched for in the first and the last rows of a generation.
 _STEP = re.compile(rb"(?i)(?<![a-z])(?:step|iter(?:ation)?)[\"']?\s{0,4}[=:#]?\s{0,8}[\[(]?\s{0,4}(\d{1,15})(?!\.?\d)")
 ROWS = 256
 
@@ -105,7 +105,7 @@ class ReportSource(Protocol):
     async def merged(
         self, selection: Selection, count: int, *, before_ns: int | None = None, after_ns: int | None = None
     ) -> Page:
-        """Rows by time."""
+        """Return rows by time."""
 
 
 async def report(

@@ -117,12 +117,12 @@ class Session(Hub):
     async def cancel_launch(self) -> None:
         """Give up a launch in progress; returns once everything that was started has been stopped."""
         if self._launch_task is not None and not self._launch_task.done():
-            # Only once: the clean-up that follows must not be cancelled as well.
+            # The task is cancelled only once: the clean-up that follows must not be cancelled as well.
             self._launch_task.cancel()
             await asyncio.wait([self._launch_task], timeout=CANCEL_LAUNCH)
 
     async def _launch(self, plan: LaunchPlan) -> None:
-        from supervisor.launch.launch import Launch  # of one command in twenty
+        from supervisor.launch.launch import Launch  # few commands need it
 
         try:
             await Launch(plan).run(self)

@@ -39,25 +39,25 @@ from remote_agent.election.ballot import Ballot
 from remote_agent.election.listener import Listener, listen
 from remote_agent.election.member import Member
 from remote_agent.engine.processes import adopt_orphans, end_all_marked
-from remote_agent.history.keeper import Keeper
+from remote_agent.history.keeper import HistoryKeeper
 from remote_agent.logs import LogStore
 from remote_agent.vitals.host import HostUsage, Vitals
 from remote_agent.wire import FIRST_TERM, Channel, JobSpec, Problem, split_endpoint
 
 log = logging.getLogger(__name__)
 
-# An agent to which no coordinator is assigned exits; sooner if the operator who started it has been here and is gone.
+# An agent without an assigned coordinator exits; sooner if the operator who started it was connected and has left.
 ASSIGN_TIMEOUT_S = 180.0
 GIVEN_UP_S = 15.0
-# After the end: long enough for a supervisor that is just about to read the outcome.
+# The agent stays this long after the end, so that a supervisor can still read the outcome.
 LINGER_S = 5.0
 ABANDONED_S = 3600.0
 LOOK_S = 1.0
-# How long to wait for the end of processes that workers started and that outlived their agent and engine.
+# The end of processes that workers started and that outlived their agent and engine is awaited for this long.
 LEFT_S = 5.0
-# How often the same wait is reported again.
+# The same wait is reported again after this time.
 AGAIN_S = 60.0
-# What the journal has for the last write to its disk.
+# The ballot and the journal get this long for their last write to the disk.
 SYNC_S = 5.0
 DEAD_CHECKS_S = (0.0, 0.1, 0.3, 0.6, 1.0, 2.0)
 
@@ -86,7 +86,7 @@ class Agent:
             journal=journal,
             fold=replay.Fold(spec, journal, node),
             logs=logs,
-            history=Keeper(files.history),
+            history=HistoryKeeper(files.history),
             tree=JobTree(files.home, spec.tree),
             vitals=Vitals(HostUsage(files.root), files.name, lambda: bool(life.operators)),
             peers=others,
@@ -176,7 +176,7 @@ class Agent:
     async def close(self) -> None:
         """End everything that this agent has started, except an engine that is kept."""
         await self.member.close(self.keeper.engine if self.keeper is not None else None)
-        # All at the same time: those that do not answer share one deadline.
+        # All channels are closed at the same time, so those that do not answer share one deadline.
         channels = (*self._peers, *self.life.operators)
         await asyncio.gather(*(channel.close() for channel in channels), return_exceptions=True)
         await self._tasks.close()

@@ -29,7 +29,7 @@ class Sparing(logging.Filter):
     def __init__(self) -> None:
         super().__init__()
         self._places: dict[tuple[str, int], tuple[float, int]] = {}
-        """When the period of a place began, and how many records came in it."""
+        """The time when the period of a place began, and its number of records."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the record is written."""

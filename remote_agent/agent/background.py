@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Some hash or receive a snapshot of gigabytes for many seconds; what takes a millisecond does not wait for them.
+# Hashing or receiving a snapshot of gigabytes takes a thread many seconds; short work does not wait for it.
 THREADS = 4
-# ioprio_set by machine; class 3 is idle: such a thread reads and writes when nobody else does.
+# This is the number of ioprio_set by machine. Class 3 is idle: the thread reads and writes when nobody else does.
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _IOPRIO_IDLE = 3 << 13
 
@@ -69,6 +69,6 @@ class Background:
         try:
             yield channel
         finally:
-            # Not close(): a host without power would be waited for.
+            # close() would wait for a host without power.
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from remote_agent.coordinator.replay import Fold
     from remote_agent.election.ballot import Ballot
     from remote_agent.election.peers import Peers
-    from remote_agent.history.keeper import Keeper
+    from remote_agent.history.keeper import HistoryKeeper
     from remote_agent.logs import LogStore
     from remote_agent.vitals.host import Vitals
     from remote_agent.wire import Channel, JobSpec
@@ -92,7 +92,7 @@ class Context:
     fold: Fold
     """What the journal shows."""
     logs: LogStore
-    history: Keeper
+    history: HistoryKeeper
     tree: JobTree
     vitals: Vitals
     peers: Peers
@@ -108,7 +108,7 @@ class Context:
 
     @property
     def workdir(self) -> str:
-        """Where the workers and the hooks run on this node."""
+        """The directory in which the workers and the hooks run on this node."""
         return working_directory(self.files, self.spec)
 
 

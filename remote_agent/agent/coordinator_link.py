@@ -47,9 +47,9 @@ class CoordinatorLink:
         self._election = election
         self.offset = clocks.Offset()
         self.channel: Channel | None = None
-        """None while there is no connection, or while this node is the coordinator."""
+        """The connection; None while there is none, or while this node is the coordinator."""
         self.look_again = asyncio.Event()
-        """Connect anew: the coordinator is another one, or this node has missed something."""
+        """Set to connect anew: the coordinator is another one, or this node has missed something."""
         self._echo = clocks.Echo()
         """The last answer on the connection."""
         self._ended: str | None = None
@@ -108,11 +108,11 @@ class CoordinatorLink:
         self._ended, self._echo = None, clocks.Echo()
         try:
             await self._timed(channel, "time", {}, CALL_TIMEOUT_S)
-            # Orders may overtake the answer, and the reports on them count.
+            # The channel is set first because orders may overtake the answer, and reports on them count.
             self.channel = channel
             sent = clocks.now()
             await channel.call("join", {**self._node.introduction(), **self._echo.facts()}, timeout=CALL_TIMEOUT_S)
-            # The lease begins again, too: otherwise the end of the old one would stop the workers that are started now.
+            # The lease begins again too: the end of the old one would stop the workers that are started now.
             self._ballot.renew_lease(sent)
             log.info("joined %s", name)
             self._election.note_trouble("")
@@ -120,7 +120,7 @@ class CoordinatorLink:
         finally:
             if self.channel is channel:
                 self.channel = None
-            # Not close(): a host without power would be waited for.
+            # close() would wait for a host without power.
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
             self._ended = name if channel.ended else None

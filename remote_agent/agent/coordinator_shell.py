@@ -107,7 +107,7 @@ def _last_output(node: str, generation: int, args: Mapping[str, Any]) -> inputs.
     return inputs.LastOutput(node, generation, report["of"], tuple(report["ranks"]), tuple(evidence))
 
 
-# Reports of members as inputs; those with timestamps of the member's clock are corrected first.
+# Reports of members become inputs; timestamps of a member's clock are corrected first.
 REPORTS: dict[str, Callable[[str, int, Mapping[str, Any]], inputs.Input]] = {
     "ready": lambda node, _, args: inputs.Ready(node, int(args["nproc"]), args.get("versions", {}), _trees(args)),
     "unfit": lambda node, _, args: inputs.Unfit(node, str(args["reason"])),
@@ -182,7 +182,7 @@ class Coordinator:
         self.state = state
         self.facts: dict[str, Any] = {}
         self._clocks: defaultdict[str, clocks.Clock] = defaultdict(clocks.Clock)
-        """By node: what to add to its time to get ours, and how far that may be wrong."""
+        """The time to add to a node's clock to get ours, and how far it may be wrong."""
         self._losses = Losses()
         self.changed = asyncio.Event()
         self._outboxes: dict[str, Outbox] = {}
@@ -220,11 +220,11 @@ class Coordinator:
         self.state = dataclasses.replace(self.state, term=term)
 
     def is_short(self) -> bool:
-        """Whether too few nodes are connected: the others may have another coordinator by now."""
+        """Return whether too few nodes are connected: the others may have another coordinator by now."""
         return is_short(self.state)
 
     def misses_nodes(self) -> bool:
-        """Whether a node of the job is lost or silent: it may follow another coordinator by now."""
+        """Return whether a node of the job is lost or silent: it may follow another coordinator by now."""
         for name, node in self.state.nodes.items():
             silent = node.incarnation and not is_held(self.state, name, clocks.now())
             if node.status == "lost" or (silent and node.status not in ("removed", "failed")):
@@ -262,7 +262,7 @@ class Coordinator:
             self.record(EventType.SIGNAL_SENT, str(args.get("node")), **detail)
             return {}
         seq = self._journal.last_seq
-        # Without a pause between them: several removals are one stop of the group.
+        # There is no pause between the inputs, so that several removals stop the group once.
         replies = [(name, self.feed(event)) for name, event in read(op, args, self.state)]
         return {**answer(replies), "seq": seq}
 
@@ -430,7 +430,7 @@ class Coordinator:
         outbox = self._outboxes.get(successor)
         if outbox is not None:
             try:
-                # The successor needs the whole journal, and the others its name: else they refuse it their votes.
+                # The successor needs the whole journal, and the others its name; otherwise they refuse it their votes.
                 await self.flushed(HAND_OVER_TIMEOUT_S)
                 await outbox.channel.call("take_over", {"term": self.state.term}, timeout=HAND_OVER_TIMEOUT_S)
             except (WireError, Problem, asyncio.TimeoutError) as error:
@@ -487,7 +487,7 @@ class CoordinatorRole:
         return self.coordinator.connected if self.coordinator is not None else frozenset()
 
     def is_short(self) -> bool:
-        """Whether this node is the coordinator, and waits for nodes."""
+        """Return whether this node is the coordinator, and waits for nodes."""
         return self.coordinator is not None and self.coordinator.is_short()
 
     def give_up(self, nodes: Iterable[str]) -> None:
@@ -497,7 +497,7 @@ class CoordinatorRole:
                 self.coordinator.feed(inputs.GivenUp(name))
 
     def needs_term_above(self, term: int) -> bool:
-        """Whether this coordinator holds its group, in an older term than that."""
+        """Return whether this coordinator holds its group, in an older term than that."""
         state = self.coordinator.state if self.coordinator is not None else None
         return state is not None and term > state.term and holds_quorum(state, clocks.now())
 
@@ -526,7 +526,7 @@ class CoordinatorRole:
         ballot.follow(term, me)
         coordinator = self._begin(state, {})
         if state.phase != s.ENDED:
-            # Only nodes that have not heard of the job's end are told of it; the others ended with the same journal.
+            # Only nodes that do not know of the job's end are notified; the others ended with the same journal.
             coordinator.record(EventType.COORDINATOR_CHANGED, me, former=former or None, term=term)
         if former in state.nodes and state.nodes[former].status != "removed":
             coordinator.feed(inputs.AgentDead(former, "it was the coordinator, and is gone"))

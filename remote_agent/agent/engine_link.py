@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# More than the engine gives a process that imports torch.
+# This is longer than the engine waits for a process that imports torch.
 IMPORT_TIMEOUT_S = 310.0
 CALL_MARGIN_S = 30.0
 # Once its input has ended, an engine kills its workers and ends, within two seconds; one that needs longer hangs.
 END_S = 0.5
-# After SIGKILL: what stays longer is stuck in the kernel, and no user code of it runs any more.
+# After SIGKILL, a process that stays longer is stuck in the kernel and runs no user code any more.
 DEAD_S = 2.0
 DISMISS_S = 5.0
 VERSIONS = ("torch", "cuda", "nccl", "python")
@@ -98,7 +98,7 @@ class EngineLink:
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,
         )
-        # It starts workers only on request, and that is later.
+        # The limit is raised before the engine starts workers, which it does only on request.
         restore_open_files(self._process.pid)
         output, feed = self._process.stdout, self._process.stdin
         assert output is not None

@@ -16,7 +16,7 @@ from remote_agent.coordinator.journal import public, read_records
 from remote_agent.coordinator.status import document, history
 from remote_agent.diagnose.incidents import incidents_in
 from remote_agent.election import authorities
-from remote_agent.history.keeper import Keeper
+from remote_agent.history.keeper import HistoryKeeper
 from remote_agent.logs import LogStore
 from remote_agent.logs.nccl import read_facts, read_map
 from remote_agent.snapshots.store import PIECE, Content, content_at, read_kept
@@ -36,7 +36,9 @@ Records = Callable[[], "list[JournalEvent]"]
 class JobRequests:
     """The requests that need only files: journal and logs."""
 
-    def __init__(self, files: paths.JobFiles, spec: JobSpec, logs: LogStore, kept: Keeper, records: Records) -> None:
+    def __init__(
+        self, files: paths.JobFiles, spec: JobSpec, logs: LogStore, kept: HistoryKeeper, records: Records
+    ) -> None:
         self.files = files
         self.spec = spec
         self.logs = logs
@@ -73,7 +75,7 @@ class JobRequests:
         """Stream what each record of the journal changed in the status."""
         for change in history(self.spec, list(self._records())):
             yield Answer(change)
-            # A long journal of many ranks takes seconds: the heartbeats have their turn in between.
+            # Sending a long journal of many ranks takes seconds, so heartbeats get their turn in between.
             await asyncio.sleep(0)
 
     async def events(self, args: Args) -> Items:
@@ -130,7 +132,7 @@ class FileRequests(JobRequests):
     def __init__(self, files: paths.JobFiles) -> None:
         self._journal = records = read_records(files.events)
         spec = JobSpec.from_json(json.loads(files.spec.read_text()))
-        super().__init__(files, spec, LogStore(files.root, live=False), Keeper(files.history), lambda: records)
+        super().__init__(files, spec, LogStore(files.root, live=False), HistoryKeeper(files.history), lambda: records)
         self._node = str(json.loads(files.node.read_text())["node"])
         self._started = False
         self.ops.update(identity=self.identity, status=self.status, watch=self.watch, attach=self.attach)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from remote_agent.wire.documents import JournalEvent
 
 OUTCOMES = (EventType.HOOK_DELIVERED, EventType.HOOK_FAILED)
-# How many events may wait for one hook.
+# This many events may wait for one hook.
 LONGEST_QUEUE = 64
 PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
@@ -60,7 +60,7 @@ def message(kind: str, head: Mapping[str, str]) -> dict[str, object]:
         return {"content": text[:DISCORD_CHARS], "allowed_mentions": {"parse": []}}
     if kind == "slack":
         return {"text": text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")}
-    # With an invisible character after the sign it is no mention.
+    # An invisible character after the sign prevents a mention.
     return {"text": text.replace("@", "@\u200b")}
 
 
@@ -73,7 +73,7 @@ class Hooks:
         self._record = record
         self._queues: list[asyncio.Queue[tuple[str, JournalEvent]]] = [asyncio.Queue(LONGEST_QUEUE) for _ in spec.hooks]
         self._open: dict[tuple[int, int], str] = {}
-        """By the number of the hook and of the record: what is still to be delivered."""
+        """The events that are still to be delivered, by the numbers of the hook and of the record."""
         self._tasks = Tasks()
 
     def start(self, records: Iterable[JournalEvent]) -> None:
@@ -118,7 +118,7 @@ class Hooks:
         """Return failure, hang, recovery or end; empty for any other record."""
         kind = record["type"]
         if kind == EventType.INCIDENT:
-            # The verdict follows, under the same number.
+            # The final verdict follows, under the same number.
             if record["detail"].get("preliminary"):
                 return ""
             return "hang" if record["detail"].get("ongoing") else "failure"
@@ -198,10 +198,10 @@ async def _post(hook: Hook, body: bytes, name: str) -> str:
 
     def work() -> None:
         reason = _request(hook, body)
-        with contextlib.suppress(RuntimeError):  # the loop is closed by now
+        with contextlib.suppress(RuntimeError):  # the loop may be closed by now
             loop.call_soon_threadsafe(settle, reason)
 
-    # Not the loop's own threads: the agent's end would wait for a server that sends its answer byte by byte.
+    # This is no thread of the loop: at its end the agent would wait for a server that answers byte by byte.
     threading.Thread(target=work, name=name, daemon=True).start()
     try:
         reason = await asyncio.wait_for(answer, hook.timeout)
@@ -217,7 +217,7 @@ def _request(hook: Hook, body: bytes) -> str:
     import urllib.request
 
     class Stay(urllib.request.HTTPRedirectHandler):
-        """A redirected POST would arrive as a GET without the event."""
+        """Refuses to redirect: a redirected POST would arrive as a GET without the event."""
 
         def redirect_request(self, *args: Any) -> None:
             return None
@@ -231,6 +231,6 @@ def _request(hook: Hook, body: bytes) -> str:
         error.close()
         return f"answered {error.code}"
     except (OSError, ValueError, http.client.HTTPException) as error:
-        # Its text may contain the address.
+        # The error's text may contain the address.
         cause = error.reason if isinstance(error, urllib.error.URLError) else error
         return str(getattr(cause, "strerror", None) or type(cause).__name__)

@@ -17,7 +17,7 @@ from remote_agent.base.paths import Home, JobFiles, agent_alive, lock_agent
 from remote_agent.wire import JobSpec, Problem, SpecError
 from remote_agent.wire.events import ENDED_STATES
 
-# How many jobs' states are remembered.
+# The states of this many jobs are remembered.
 KEPT = 256
 
 
@@ -60,7 +60,7 @@ def _shown(spec: Path, journal: Path, *stamps: tuple[int, int, int] | None) -> t
 
     An operator's home screen asks every few seconds, for all jobs: a journal is read again once it has changed.
     """
-    # Folding the journal needs half of the agent: not loaded for a mere connection.
+    # Folding the journal needs half of the agent, which a mere connection does not load.
     from remote_agent.coordinator.journal import read_records
     from remote_agent.coordinator.replay import fold
     from remote_agent.coordinator.status import job_state
@@ -123,7 +123,7 @@ def _is_over(files: JobFiles) -> bool:
 
 def _remove(files: JobFiles) -> int | None:
     """Remove a job's directory and return its size, or None when its agent is alive."""
-    # Held until the end, so that no agent can start in a directory that is being removed.
+    # The lock is held until the end, so that no agent can start in a directory that is being removed.
     lock = lock_agent(files)
     if lock is None:
         return None

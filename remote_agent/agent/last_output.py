@@ -50,11 +50,11 @@ END_BYTES = 64 * 1024
 NODE_BYTES = 4 * 1024 * 1024
 # A node sends to one other node; several send to the same node only if most of the others are lost.
 MAX_NODES = 4
-# Each file counts as at least so much.
+# Each file counts as at least this many bytes.
 LEAST_BYTES = 1024
 ERROR = "error.json"
 NAMES = ("stdout.log", "stderr.log", "nccl.log", ERROR)
-# How many lines an incident gets; the last lines of the node's other ranks are in the logs.
+# An incident gets this many lines; the last lines of the node's other ranks are in the logs.
 MAX_LINES = 12
 
 
@@ -70,7 +70,7 @@ class End(NamedTuple):
     """The newest bytes of a file."""
 
     size: int
-    """Of the whole file."""
+    """The size of the whole file."""
     body: bytes
 
 
@@ -91,9 +91,9 @@ class LastOutputKeeper:
         self._reader: list[str] = []
         """The node that takes the ends of this node's files; the list is that connection's own."""
         self._reading: dict[str, asyncio.Task[None]] = {}
-        """By node: what takes the ends of its files."""
+        """The task that reads the ends of a node's files."""
         self._kept: dict[str, dict[RankFile, End]] = {}
-        """By node: the ends of its files, of its newest generation."""
+        """The ends of a node's files, of its newest generation."""
         self._returned: set[str] = set()
         """Nodes that are back, and may have the files themselves that were copied here."""
         self._news = asyncio.Event()
@@ -110,7 +110,7 @@ class LastOutputKeeper:
         tasks.spawn(self._repeat(), "last output")
         tasks.spawn(self._follow_journal(), "last output of lost nodes")
 
-    # What this node's ranks write
+    # The output of this node's ranks
 
     async def _repeat(self) -> None:
         """Look for a node that takes this node's output, drop copies of nodes that returned; until cancelled."""
@@ -185,14 +185,14 @@ class LastOutputKeeper:
         sent[place] = info.st_ino, begin + len(body)
         yield Answer({**place._asdict(), "begin": begin}, body)
 
-    # What other nodes' ranks write
+    # The output of other nodes' ranks
 
     async def _on_offer(self, node: str, channel: Channel | None, args: Args) -> Answer:
-        # A node offers only while it has no reader, so an earlier connection was lost without our noticing.
+        # A node offers only while it has no reader, so an earlier connection was lost unnoticed.
         self._forget(node)
         if len(self._reading) >= MAX_NODES or self._tasks is None:
             return Answer({"takes": False})
-        # The ends of nodes that send to another one by now make room, the oldest first.
+        # The ends of nodes that now send to another node make room, the oldest first.
         stale = [each for each in self._kept if each not in self._reading and each != node]
         while len(self._kept) >= 2 * MAX_NODES:
             del self._kept[stale.pop(0)]
@@ -250,7 +250,7 @@ class LastOutputKeeper:
             if record["type"] == EventType.NODE_READY:
                 self._note_returned(node)
             elif record["type"] == EventType.GENERATION_STARTED:
-                # A node that had lost its workers only takes part again without a word.
+                # A node that had lost only its workers takes part again without an event of its own.
                 self._note_returned(*(str(member["node"]) for member in record["detail"]["members"]))
             elif record["type"] in (EventType.NODE_LOST, EventType.NODE_FAILED):
                 self._returned.discard(node)
@@ -276,10 +276,10 @@ class LastOutputKeeper:
         except OSError as error:
             log.warning("the last output of %s cannot be written: %s", node, error)
             return
-        # One that had left the group before has no part in what happened to it.
+        # If it had left the group before, its output says nothing about the incident.
         is_news = lines and generation == record["generation"]
         if self._tasks is not None:
-            # It may have lost its workers only.
+            # The node may have lost only its workers.
             self._tasks.spawn(self._give_way({node}), f"last output of {node}")
         if is_news and self._member is not None:
             ranks = sorted({place.rank for place in ends})
@@ -293,7 +293,7 @@ class LastOutputKeeper:
             generation = next(iter(ends)).generation
             folder = self._files.rank(generation, rank)
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # Written before the logs, so that whoever finds the logs sees whose they are.
+            # The mark is written before the logs, so that any reader of the logs knows whose they are.
             (folder / COPY_MARK).write_text(json.dumps({"node": node}))
             for name in NAMES:
                 end = ends.get(RankFile(generation, rank, name))
@@ -339,7 +339,7 @@ class LastOutputKeeper:
         for _, generation, rank, folder in copies:
             if [generation, rank] in there:
                 await self._background.run(shutil.rmtree, folder, True)
-                # Not earlier: the log store would find the files again.
+                # The log store forgets them only now: earlier it would find the files again.
                 self._logs.forget(generation, rank)
 
     async def _on_own(self, node: str, channel: Channel | None, args: Args) -> Answer:
@@ -374,7 +374,7 @@ def _with_note(node: str, keeper: str, rank: int, name: str, end: End, time: str
     """Return a log from its end, with a line at its top that says what it is."""
     body = end.body
     if len(body) < end.size:
-        # The first line began before the end.
+        # The first line is incomplete.
         body = body[body.find(b"\n") + 1 :]
     amount = f"the last {len(body):,} of {end.size:,} bytes" if len(body) < end.size else f"{end.size:,} bytes"
     stamp = datetime.datetime.fromisoformat(time.rstrip("Z")).strftime("%Y-%m-%d %H:%M:%S")

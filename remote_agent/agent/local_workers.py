@@ -30,14 +30,14 @@ log = logging.getLogger(__name__)
 # An engine that keeps dying is given up; one that dies now and then is replaced, however long the job runs.
 ENGINE_DEATHS = 3
 ENGINE_WINDOW_S = 600.0
-# Less than the coordinator's own: an engine that does not stop its workers is killed before we are called stuck.
+# This is shorter than the coordinator's margin: an engine that does not stop its workers is killed before that ends.
 STOP_MARGIN_S = 30.0
-# Without grace: workers that hold a GPU may take seconds to die.
+# Even without a grace period, workers that hold a GPU may take seconds to die.
 KILL_MARGIN_S = 5.0
 # Ranks that have made steps for this long have loaded what they need; so have those that print no steps after that.
 STEADY_S = 3.0
 SILENT_S = 60.0
-# What a coordinator must know of this generation, and is told again after a new connection.
+# A coordinator must know these reports of the current generation; they are sent again after a new connection.
 KEPT = ("recorded", "started", "assigned", "main", "grouping", "grouped", "exited", "idle", "order_failed")
 Progress = Mapping[int, Mapping[str, Any]]
 """By rank, as `LogStore.progress` returns it."""
@@ -66,15 +66,15 @@ class LocalWorkers:
         self.running: int | None = None
         self.generation = -1
         self.begun_at = 0.0
-        """When the newest workers were ordered."""
+        """The time when the newest workers were ordered."""
         self.incarnation = secrets.token_hex(8)
         self.reason = "its agent was restarted"
         """Why this incarnation of the node is another one than before."""
         self.reports: list[dict[str, Any]] = []
-        """What the coordinator is told again after a new connection."""
+        """The reports that are sent again to the coordinator after a new connection."""
         self._orders: asyncio.Queue[tuple[str, Args]] = asyncio.Queue()
         self._resuming: asyncio.Task[None] | None = None
-        """Snapshots are being looked at or put in place."""
+        """The task that looks at snapshots or puts them in place."""
         self._closing = False
 
     def start(self) -> None:
@@ -189,7 +189,7 @@ class LocalWorkers:
             try:
                 await self._carry_out(op, args)
             except Exception:
-                # The coordinator has a deadline for each order; the next one must be carried out.
+                # A failed order only misses its deadline at the coordinator; the next one must still be carried out.
                 log.exception("order %s", op)
 
     async def _carry_out(self, op: str, args: Args) -> None:
@@ -229,7 +229,7 @@ class LocalWorkers:
             self.running = None
             await self._node.link.ask_for_lease()
             self._node.report("idle", {"generation": generation, "exits": []})
-        # Otherwise it was stopped before it began: a `go` may be read late, and switching the tree takes time.
+        # The generation may have been stopped already: a `go` may be read late, and switching the tree takes time.
         if self.running == generation:
             self._context.snapshots.begin_group()
             done = await self.engine.call("go", orders.go(self._context, args), CALL_TIMEOUT_S * 6)
@@ -261,7 +261,7 @@ class LocalWorkers:
             default_s = STOP_MARGIN_S if args["grace_s"] else KILL_MARGIN_S
             exits = await self._end_workers(ran, args, default_s if margin_s is None else margin_s)
             if exits is None:
-                # Not idle yet: the node joins again with its next engine.
+                # The node is not idle yet: it joins again with its next engine.
                 return
             if self.running == ran:
                 self.running = None

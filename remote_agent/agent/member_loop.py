@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PROGRESS = ("loss", "lr", "grad_norm", "rate", "unit", "steps_s", "saved", "total")
-"""What a status has of a rank's progress, besides its step."""
+"""The fields of a rank's progress that a status has besides its step."""
 
 
 class MemberLoop:
@@ -139,7 +139,7 @@ class MemberLoop:
             return
         self.report("recorded", {"generation": proposal["generation"], "term": proposal["term"]})
 
-    # What this node says of itself
+    # Reports about this node
 
     def introduction(self) -> dict[str, Any]:
         """Return what a member says when it joins."""
@@ -225,7 +225,7 @@ class MemberLoop:
     # The lease: when it ends, the node's workers are stopped and a new coordinator is sought
 
     def lease_is_over(self) -> bool:
-        """Whether no worker of this node may be alive any more; the coordinator's own node has no lease."""
+        """Return whether no worker of this node may be alive any more; the coordinator's own node has no lease."""
         view = self._ballot.view
         return not self.role.is_held and view.term > 0 and member.lease_over(view, clocks.now())
 

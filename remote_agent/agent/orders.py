@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from remote_agent.wire import NodeSpec, Rendezvous
     from remote_agent.wire.documents import OrderedMeeting
 
-# What the coordinator decides: who takes part, and where they meet.
+# The coordinator decides these values: who takes part, and where they meet.
 STORE = ("generation", "port", "hold")
 RANKS = (
     "generation",

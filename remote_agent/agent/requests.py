@@ -46,7 +46,7 @@ WATCH_MIN_S = 0.1
 WATCH_MAX_S = 1.0
 # The pause grows with the ranks, as the document does: a large job does not use more of the link than a small one.
 WATCH_RANK_S = 0.001
-# How often an agent whose job is over asks its operators for a sign of life, and how long it waits for that.
+# An agent whose job is over asks its operators this often for a sign of life, and waits this long for it.
 ASK_S = 5.0
 ANSWER_S = 10.0
 
@@ -124,13 +124,13 @@ class AgentRequests(JobRequests):
                 "members": context.peers.members,
                 **self.basis(),
                 "version": __version__,
-                # Of the very code that runs here; empty where it is no zipapp.
+                # The build names the running code; it is empty outside of a zipapp.
                 "build": code.name.partition(".")[0] if code.suffix == ".pyz" else "",
             }
         )
 
     def _is_joining(self) -> bool:
-        """Whether this agent was started for a node that was removed or is new, and that has not been admitted yet."""
+        """Return whether this agent is of a removed or new node that has not been admitted yet."""
         context = self._context
         if context.life.finished.is_set():
             return False
@@ -141,7 +141,7 @@ class AgentRequests(JobRequests):
         return self._is_out() and (not heard or heard[-1] <= self._member.born_seq)
 
     def _is_out(self) -> bool:
-        """Whether the journal says that this node was removed from the job."""
+        """Return whether the journal says that this node was removed from the job."""
         own = self._context.fold.state.nodes.get(self._context.node)
         return own is not None and own.status in ("removed", "failed")
 
@@ -254,7 +254,7 @@ class AgentRequests(JobRequests):
         sent = sorted(int(rank) for rank in pids if rank not in refused)
         if sent:
             fact = {"node": self._context.node, "ranks": sent, "signal": name, "operator": args.get("operator")}
-            # It is sent, whether or not the coordinator can be reached.
+            # The signal is sent whether or not the coordinator can be reached.
             with contextlib.suppress(Problem):
                 await self._member.link.ask("signalled", fact)
         return Answer({"refused": refused})
@@ -293,7 +293,7 @@ class AgentRequests(JobRequests):
         return Answer({})
 
     def _is_alone(self) -> bool:
-        """Whether this node has no coordinator any more, and is not one that holds its group."""
+        """Return whether this node has no coordinator any more, and is not one that holds its group."""
         coordinator = self._member.role.coordinator
         if coordinator is not None:
             return coordinator.is_short()

@@ -57,9 +57,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LOOK_S = 1.0
-# If no snapshots are named, or nothing matches: how often, and how deep, to look for files that ranks write.
+# If no snapshots are named, or nothing matches, files that ranks write are searched for this often and this deep.
 UNNAMED_LOOK_S = 10.0
-# At most this share of the time: a work tree may have tens of thousands of files.
+# The search takes at most this share of the time, as a work tree may have tens of thousands of files.
 UNNAMED_SHARE = 0.01
 UNNAMED = ("*", "*/*", "*/*/*")
 # A file that was put in place gets its original time, by a clock offset that is never exact to the nanosecond.
@@ -116,7 +116,7 @@ class SnapshotKeeper:
         self._notices.start(member)
         self.copies.start(tasks)
         if self._spec.snapshots:
-            # Apart from the keeping, whose thread may get no processor time for seconds.
+            # Steps are noted in a task of their own: the keeping thread may get no processor time for seconds.
             tasks.spawn(self._repeat(self._note_step, LOOK_S), "steps of snapshots")
             tasks.spawn(self._repeat(self._keep_new, LOOK_S), "snapshots")
             tasks.spawn(self._repeat(self.copies.send, LOOK_S), "copies of snapshots")
@@ -196,7 +196,7 @@ class SnapshotKeeper:
         return Moment(time.time_ns(), first_ns, self._group_ns)
 
     def _is_known(self, snapshot: InPlace) -> bool:
-        """Whether it was looked at as it is; its script may be removing it, one file after the other."""
+        """Return whether it was looked at as it is; its script may be removing it, one file after the other."""
         return bool(snapshot.files) and snapshot.files.items() <= self._known.get(snapshot.path, ({}, None))[0].items()
 
     @staticmethod
@@ -229,7 +229,7 @@ class SnapshotKeeper:
 
             kept = await self._changes.make(asyncio.to_thread if at_once else self._background.run, keep)
         except (Abandoned, FileNotFoundError):
-            # It changed, or its script removed it: the next look sees what is there then.
+            # The file changed, or its script removed it; the next look sees the result.
             return False
         except (OSError, Problem) as error:
             self._known[snapshot.path] = snapshot.files, None
@@ -258,7 +258,7 @@ class SnapshotKeeper:
             self._known[snapshot.path] = snapshot.files, None
             return False
         if {path.rpartition("/")[2] for path in elsewhere} != names:
-            # Its save continues, or one of its nodes is lost: the one before counts.
+            # Its save continues, or one of its nodes is lost; then the previous snapshot counts.
             return False
         return await self._keep(snapshot, at_once=at_once, elsewhere=elsewhere)
 
@@ -286,7 +286,7 @@ class SnapshotKeeper:
                 if not self._is_known(snapshot):
                     await self._hold(snapshot, self._moment())
         except OSError as error:
-            # What is kept so far counts; whether the disk takes more is seen when a snapshot is put in place.
+            # What is kept so far counts; whether the disk has room is seen when a snapshot is put in place.
             log.warning("snapshots: %s", error)
         return self.heads()
 
@@ -299,7 +299,7 @@ class SnapshotKeeper:
             self._aside.append(f"{snapshot.path} -> {await asyncio.to_thread(set_aside, snapshot)}")
 
     def _is_left_torn(self, snapshot: InPlace, moment: Moment) -> bool:
-        """Whether ranks of this job have ended in the middle of it, and left what their script cannot read."""
+        """Return whether ranks of this job have ended in the middle of it, and left what their script cannot read."""
         try:
             changed_ns = snapshot.changed_ns or os.lstat(snapshot.place).st_mtime_ns
             is_shared = self._shared.known(snapshot)
@@ -339,7 +339,7 @@ class SnapshotKeeper:
         stays = current is not None and await asyncio.to_thread(self._is_the_same, current, chosen)
         obtained = None if stays else await self.copies.obtain(chosen)
         for candidate in series:
-            # Also the one whose place is taken: it may be complete, and could not be kept.
+            # The snapshot that is replaced is set aside too: it may be complete although it could not be kept.
             if candidate.changed_ns > changed_ns + SAME_NS and not (stays and candidate is current):
                 report["aside"].append(f"{candidate.path} -> {await asyncio.to_thread(set_aside, candidate)}")
         if obtained is not None:
@@ -362,11 +362,11 @@ class SnapshotKeeper:
                 report["aside"].append(f"{candidate.path} -> {await asyncio.to_thread(set_aside, candidate)}")
 
     def _is_the_same(self, current: InPlace, chosen: OfferedSnapshot) -> bool:
-        """Whether a rank resumes from the same step with what lies in place."""
+        """Return whether a rank resumes from the same step with what lies in place."""
         files, name = self._known.get(current.path, ({}, None))
         if self._is_known(current):
             if current.files != files:
-                # Its script was removing it.
+                # The script was removing it.
                 return False
             if name == chosen["id"]:
                 return True

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Another operator's sync of the same tree, or launch from it: long enough for a small one to end.
+# This is long enough for another operator's small sync of the same tree, or launch from it, to end.
 LOCK_DEADLINE_S = 10.0
-# Less than the coordinator waits for the workers.
+# This is shorter than the coordinator waits for the workers.
 SWITCH_DEADLINE_S = 40.0
 POLL_S = 0.05
 MAX_LISTED = 200
@@ -55,7 +55,7 @@ class TreeRequests:
         self._sync.close()
 
     async def leave(self) -> None:
-        """As `close`, once what is being done in a thread has ended."""
+        """Close once the work in a thread has ended."""
         async with self._turn:
             self._sync.close()
 
@@ -112,7 +112,7 @@ class TreeRequests:
     async def _commit(self, args: Args, body: bytes) -> dict[str, Any]:
         tree, digest = _name(args), str(args.get("digest", ""))
         if self._job:
-            # A group runs from the tree: the new files are for the next one.
+            # A group runs from the tree, so the new files are for the next group.
             plan = await self._in_turn(self._sync.stage, tree, digest, [str(one) for one in args.get("keep", ())])
         else:
             plan = await self._in_turn(partial(self._sync.commit, keep_lock=self._alone), tree, digest)
@@ -143,7 +143,7 @@ class JobTree:
             return
         await lock(sync, self.name)
         doing = asyncio.ensure_future(asyncio.to_thread(sync.switch, self.name, digest))
-        # It gives the lock back when it ends, which may be after we have given up.
+        # The lock is released when the switch ends, which may be after the deadline.
         doing.add_done_callback(lambda _: sync.close())
         try:
             await asyncio.wait_for(asyncio.shield(doing), SWITCH_DEADLINE_S)

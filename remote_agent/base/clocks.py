@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from remote_agent.wire.documents import RankExit
 
-# Enough to include one with little network delay, few enough to follow a clock that drifts.
+# These are enough samples to include a fast one, and few enough to follow a clock that drifts.
 CLOCK_SAMPLES = 16
-# Unlike the monotonic clock it also counts while the machine is suspended, as the other machines' clocks do.
+# Unlike the monotonic clock, this clock also counts while the machine is suspended, as those of other machines do.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -84,9 +84,9 @@ class Clock(NamedTuple):
     """A member's wall clock as the coordinator knows it."""
 
     offset_ns: int = 0
-    """To be added to the member's time."""
+    """The time to add to the member's time."""
     error_ns: int | None = None
-    """None before the first measurement."""
+    """How far the offset may be wrong; None before the first measurement."""
 
     @classmethod
     def from_report(cls, report: Mapping[str, Any]) -> Clock:

@@ -92,7 +92,7 @@ class JobFiles:
         """The job's directory, mode 0700."""
         self.sock = root / "agent.sock"
         self.warm = root / "warm.sock"
-        """Where the agent of a job that is over keeps its waiting process for the next job."""
+        """The socket at which the agent of a job that is over keeps its waiting process for the next job."""
         self.pid = root / "agent.pid"
         """The agent's lock: its pid and start time in clock ticks."""
         self.log = root / "agent.log"

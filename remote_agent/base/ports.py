@@ -10,7 +10,7 @@ import socket
 
 from remote_agent.wire import read_ports
 
-# As many connections as may wait before they are accepted; the kernel has a limit of its own.
+# This many connections may wait before they are accepted; the kernel has a limit of its own.
 BACKLOG = 16384
 
 

@@ -13,7 +13,7 @@ import stat
 KEY = "agent.key"
 KEY_BYTES = 32
 SEAL_BYTES = 66
-"""Of a sealed file's first line: `#`, the seal in hex, and the end of the line."""
+"""The length of a sealed file's first line: `#`, the seal in hex, and the end of the line."""
 MAX_LINKS = 40
 OTHERS_WRITE = 0o022
 
@@ -75,7 +75,7 @@ def _make(path):
 def _check_above(path, root):
     # type: (str, str) -> os.stat_result
     info = os.lstat(path)
-    # Whoever owns `/` can replace everything; in a user namespace that is not number 0.
+    # The owner of `/` can replace everything; in a user namespace its number is not 0.
     if info.st_uid not in (os.geteuid(), 0, os.lstat("/").st_uid):
         raise Untrusted(path + ", above " + root + ", belongs to another user (uid " + str(info.st_uid) + ")")
     is_link, is_sticky = stat.S_ISLNK(info.st_mode), info.st_mode & stat.S_ISVTX

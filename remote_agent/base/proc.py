@@ -17,7 +17,7 @@ from pathlib import Path
 from remote_agent.base.files import read_text
 
 PR_SET_PDEATHSIG = 1
-# After SIGKILL: a driver that hangs keeps its tool in the kernel forever.
+# The wait after SIGKILL is limited: a driver that hangs keeps its tool in the kernel forever.
 KILL_S = 5.0
 USER_OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
 
@@ -59,7 +59,7 @@ def own_command(*words: str) -> list[str]:
 
 def die_with_parent() -> None:
     """Make the kernel send SIGKILL to this process when the thread that has started it ends."""
-    import ctypes  # only the engine's children need it
+    import ctypes  # only the children of the engine need it
 
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 

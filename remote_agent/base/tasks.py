@@ -55,7 +55,7 @@ class Tasks:
 async def in_thread(work: Callable[..., T], *args: Any) -> T:
     """Return what a function returns that may block; a cancelled caller waits for its end, too.
 
-    What it writes cannot come after what others write once the caller has ended.
+    So its writes cannot follow those of others after the caller has ended.
     """
     doing = asyncio.ensure_future(asyncio.to_thread(work, *args))
     try:

@@ -17,7 +17,7 @@ import sys
 
 from remote_agent.base import private
 
-# Of a .pyc: found by the hash of its source, which is not compared again.
+# This flag of a .pyc says that the source is not compared again.
 _UNCHECKED = (1).to_bytes(4, "little")
 
 
@@ -55,7 +55,7 @@ def _make_key(home: str) -> bytes:
                 file.write(os.urandom(private.KEY_BYTES))
                 file.flush()
                 os.fsync(file.fileno())
-            # Not renamed: of several processes at once, all use the key of the first.
+            # The file is linked, not renamed: of several processes at once, all use the key of the first.
             with contextlib.suppress(FileExistsError):
                 os.link(temporary, path)
         finally:
@@ -70,7 +70,7 @@ def _write(pushed: str, path: str, key: bytes) -> None:
     import socket
     import zipfile
 
-    # A home that many nodes share: each has a part of its own.
+    # Many nodes may share a home, so each writes a temporary file of its own.
     temporary = f"{path}.{socket.gethostname()}.{os.getpid()}.tmp"
     try:
         with open(temporary, "x+b") as file, zipfile.ZipFile(pushed) as source:
@@ -92,7 +92,7 @@ def _write(pushed: str, path: str, key: bytes) -> None:
             file.write(seal)
             file.flush()
             os.fsync(file.fileno())
-        # Not renamed: where another one was first, processes already run from that.
+        # The file is linked, not renamed: processes may already run from an existing one.
         with contextlib.suppress(FileExistsError):
             os.link(temporary, path)
     finally:

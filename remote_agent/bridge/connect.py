@@ -129,18 +129,18 @@ def _copy_to(operator: Operator, agent: socket.socket) -> None:
     with contextlib.suppress(OSError):
         while data := agent.recv(CHUNK):
             operator.write(data)
-    # The other thread waits for an operator who has no agent any more.
+    # The other thread still waits for the operator, whose agent is gone.
     os._exit(0)
 
 
 def main() -> int:
     """Run the bridge on stdin and stdout; returns the exit code."""
-    # stdout is a terminal's raw end where srun gives it without delay.
+    # Only stdin is checked: where srun passes output on without delay, stdout is the raw end of a terminal.
     mode = os.fstat(0).st_mode
     if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
         sys.stderr.write("connect speaks frames on pipes: it is started by supervisor, over SSH or srun\n")
         return 2
-    # Only the end of stdin ends a bridge. A handler, not SIG_IGN: what the bridge starts must receive Slurm's SIGTERM.
+    # Only the end of stdin ends a bridge. Its children need Slurm's SIGTERM, and would inherit SIG_IGN, but no handler.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda _number, _frame: None)
     operator = Operator(0, os.dup(1))

@@ -27,19 +27,19 @@ from remote_agent.engine.launchers.inside_torchrun import HandlerThread
 from remote_agent.wire import JobSpec, NodeSpec, Problem, split_endpoint
 from remote_agent.wire.events import ENDED_STATES
 
-# torch's own defaults: of c10d's endpoint, and of its meeting (RendezvousTimeout).
+# These are torch's defaults for the port of c10d's endpoint and for its rendezvous (RendezvousTimeout).
 PORT = 29400
 JOIN_S = 600.0
 LONGEST_HOST = 40
 CONF = ("join_timeout", "last_call_timeout", "node_timeout", "hang_after", "hang_restart", "key_file")
-# torchrun itself adds it.
+# torchrun adds this key itself.
 ALWAYS_THERE = "timeout"
-# An address for documentation (RFC 5737): the way to it is the way to everywhere else.
+# The route to this address for documentation (RFC 5737) is the default route.
 ELSEWHERE = "192.0.2.1"
 
 
 class JoiningNode:
-    """Where a torchrun takes part: the job's files on this machine, this node's name and its addresses."""
+    """A node that joins by torchrun: the job's files on this machine, the node's name and its addresses."""
 
     def __init__(self, params: Any) -> None:
         """Read torchrun's RendezvousParameters; raises Problem."""
@@ -114,7 +114,7 @@ def check_conf(conf: Mapping[str, object]) -> None:
 
 
 def _is_local(host: str) -> bool:
-    """Whether a name or an address is this machine's; raises Problem when it is unknown."""
+    """Return whether a name or an address is this machine's; raises Problem when it is unknown."""
     for family, _, _, _, where in _resolve(host, 0):
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             try:
@@ -136,7 +136,7 @@ def own_address(host: str, port: int) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether that is an address which only this machine can reach."""
+    """Return whether that is an address which only this machine can reach."""
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:

@@ -19,7 +19,7 @@ from remote_agent.wire import CallFailed, Channel, JobSpec, WireError
 if TYPE_CHECKING:
     from remote_agent.base.paths import Home, JobFiles
 
-# What its job has left to do at its end, such as a hook, may take longer: then the launch is like any other.
+# If the previous job takes longer to end, for example because of a hook, the launch is like any other.
 TAKE_S = 10.0
 END_S = 30.0
 
@@ -52,7 +52,7 @@ async def take(home: Home, files: JobFiles, env: Mapping[str, str]) -> int | Non
         with contextlib.suppress(OSError, CallFailed, WireError, asyncio.TimeoutError):
             async with _connected(path) as channel:
                 pid = int((await channel.call("take", request, timeout=TAKE_S)).data["pid"])
-                # From here on it is its job.
+                # From here on the agent belongs to the new job.
                 await channel.call("begin", timeout=TAKE_S)
                 return pid
     return None

@@ -41,7 +41,7 @@ TORCH_S = 120.0
 TOOL_S = 10.0
 REACH_S = 3.0
 SHUTDOWN_S = 5.0
-# The tree of a training script; what is larger than this is data.
+# The tree of a training script has fewer files; a larger one is data.
 CODE_FILES = 2000
 # Variables that change how torch, NCCL or Python behave. Nothing else of the environment leaves the node.
 COMPARED = re.compile(
@@ -118,7 +118,7 @@ class Probe:
                     live.append(name)
         return live
 
-    # Which nodes reach each other
+    # Connections between nodes
 
     async def listen(self, args: Args, body: bytes) -> ProbePort:
         """Listen on a free port (of the range `ports`), as a store will, until the bridge ends; raises Problem.
@@ -150,7 +150,7 @@ class Probe:
     async def collective_start(self, args: Args, body: bytes) -> Mapping[str, int]:
         """Start this node's rank of a small group, reached at `address`; rank 0 answers with the port of its store."""
         if self._child is not None:
-            # Of a group that was never complete.
+            # The child belongs to a group that was never complete.
             await self._last_words()
         sockets = await self._sockets(str(args["address"]), os.environ)
         self._child = await asyncio.create_subprocess_exec(
@@ -195,7 +195,7 @@ class Probe:
 
 
 def is_compared(name: str, value: str) -> bool:
-    """Whether a variable is compared between nodes; what may hold a secret never is."""
+    """Return whether a variable is compared between nodes; what may hold a secret never is."""
     return COMPARED.fullmatch(name) is not None and not SECRET.search(name) and not SECRET_VALUE.search(value)
 
 
@@ -250,7 +250,7 @@ def _line(pid: int) -> set[int]:
         while at > 0 and (fields := stat_fields(at)):
             line.add(at)
             at = int(fields[1])
-        # If one of those above has ended meanwhile, the process has another parent.
+        # If a process above has ended meanwhile, this one has another parent.
         if at <= 0 or at == pid:
             return line
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# They may wait for torch for minutes, and change nothing: they end when the operator disconnects.
+# These requests may wait for torch for minutes and change nothing, so they end when the operator disconnects.
 LONG = frozenset({"facts", "collective_start", "collective_end"})
 
 
@@ -113,7 +113,7 @@ async def serve(operator: Operator, first: Frame, home: Home) -> Frame | None:
     frame: Frame | None = first
     try:
         while frame is not None and frame.header.get("op") != "open":
-            # Read in a thread: what listens for other nodes continues meanwhile.
+            # A thread reads the next frame, so that listeners for other nodes continue.
             ahead: asyncio.Future[Frame | None] | None = None
             if frame.header.get("op") in LONG:
                 ahead = asyncio.ensure_future(asyncio.to_thread(operator.next))
@@ -147,7 +147,7 @@ async def _answer(bridge: Bridge, operator: Operator, frame: Frame) -> None:
         data = await bridge.handle(op, frame.header.get("args") or {}, frame.body)
     except Problem as problem:
         await asyncio.to_thread(operator.refuse, frame, problem)
-    except Exception as error:  # the border of one request: it must not end the connection
+    except Exception as error:  # a request that fails must not end the connection
         log.exception("request %s failed", op)
         internal = Problem("internal", f"{op}: {type(error).__name__}: {error}")
         await asyncio.to_thread(operator.refuse, frame, internal)

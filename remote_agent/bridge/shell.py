@@ -17,7 +17,7 @@ from remote_agent.base.paths import Home
 from remote_agent.engine.boot_dir import remove_bootstrap
 from remote_agent.wire.job_spec import JobSpec
 
-# They name the rank's own files: what runs in the shell must neither write to these, nor be taken for the rank's child.
+# They name the rank's files. A program in the shell must not write to these, nor be taken for the rank's child.
 OF_THE_RANK = ("TORCHELASTIC_ERROR_FILE", "SUPERVISOR_METRICS")
 OF_THE_TERMINAL = ("TERM", "COLORTERM")
 
@@ -50,7 +50,7 @@ def main(job: str, rank: int, pid: int, line: str, variables: dict[str, str]) ->
     words = ["/bin/sh", "-c", line] if line else [shell]
     if os.isatty(0):
         os.execv(words[0], words)
-    # A server that has given no terminal.
+    # The SSH server has given no terminal.
     os.environ.setdefault("TERM", "xterm")
     return os.waitstatus_to_exitcode(pty.spawn(words))
 
@@ -61,7 +61,7 @@ def rank_environment(pid: int, rank: int, proc: Path = Path("/proc")) -> dict[st
         entries = os.fsdecode((proc / str(pid) / "environ").read_bytes()).split("\0")
     except OSError:
         return None
-    # A rank that was started warm has some twice, the right one last.
+    # A rank that was started warm has some variables twice; the last value is right.
     env = dict(entry.split("=", 1) for entry in entries if "=" in entry)
     if env.get("RANK") != str(rank):
         return None

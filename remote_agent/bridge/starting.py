@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 # Many agents on one machine, or a machine that swaps: one that has ended is known at once.
 START_DEADLINE_S = 45.0
-# What holds the package: the zipapp, or a source tree.
+# This is the zipapp or the source tree that contains the package.
 _ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 REAP_S = 2.0
 # The agent offers its socket some 100 ms after it starts; nothing announces that moment to another process.
 POLL_S = 0.02
 LOG_TAIL = 4000
-# A script is text; what is larger is compared by its beginning.
+# A script is text; a larger file is compared by its beginning.
 SCRIPT_MAX = 4 * 1024 * 1024
 _Answer = TypeVar("_Answer", bool, int)
 
@@ -100,7 +100,7 @@ async def _take_kept(files: JobFiles) -> int | None:
     """Have the agent of a job that is over take this one over, with what it has loaded; returns its pid, or None."""
     if files.events.exists() or not any(files.home.jobs.glob("*/warm.sock")):
         return None
-    # Not loaded for any other launch.
+    # No other launch loads this module.
     from remote_agent.bridge import kept
 
     return await kept.take(files.home, files, _environment(files))
@@ -140,7 +140,7 @@ def _script_hash(spec: JobSpec) -> str | None:
         with open(os.path.join(spec.workdir, spec.script), "rb") as file:
             return hashlib.sha256(file.read(SCRIPT_MAX)).hexdigest()[:12]
     except OSError:
-        # A module's name, or a file that is not there: the workers say so.
+        # It is a module's name, or the file is missing; the workers report that.
         return None
 
 
@@ -169,7 +169,7 @@ def _refuse_second(files: JobFiles, node: str) -> None:
     there = read_json(files.node)
     here = socket.gethostname()
     other = there.get("node", node) != node
-    # Names of hosts can be equal, so on a shared home a second node is known by its name in the inventory.
+    # Host names can be equal, so on a shared home a second node is recognised by its name in the inventory.
     if there and (other or there.get("hostname", here) != here):
         message = f"{files.root} belongs to node {there.get('node')} on {there.get('hostname')}: the nodes share a home"
         hint = 'give each node a root of its own: env = { SUPERVISOR_HOME = "/local/disk/supervisor" }'
@@ -195,7 +195,7 @@ def _write(files: JobFiles, node: str, args: Args) -> None:
 
 def _environment(files: JobFiles) -> dict[str, str]:
     """Return an agent's variables."""
-    # It may have been named relative to here; the agent runs elsewhere.
+    # SUPERVISOR_HOME may be relative to this directory, and the agent runs elsewhere.
     env = {**os.environ, "SUPERVISOR_HOME": str(files.home.root)}
     if command()[1] == "-m":
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (_ROOT, env.get("PYTHONPATH"))))
@@ -224,7 +224,7 @@ def _read_pid(process: subprocess.Popen[bytes]) -> int | None:
     try:
         out, _ = process.communicate(timeout=START_DEADLINE_S)
     except subprocess.TimeoutExpired as late:
-        # Together with processes that it may have forked: it leads a session of its own.
+        # The process leads a session of its own, so the processes that it forked are killed too.
         with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate(timeout=REAP_S)
@@ -273,7 +273,7 @@ async def _in_time(look: Callable[[], Awaitable[_Answer]]) -> _Answer:
     loop = asyncio.get_running_loop()
     end = loop.time() + START_DEADLINE_S
     while True:
-        # Taken before the check: a machine that was suspended has had no time to check.
+        # The time is taken before the check: a machine that was suspended has had no time to check.
         late = loop.time() >= end
         answer = await look()
         if answer or late:

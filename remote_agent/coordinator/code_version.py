@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from remote_agent.coordinator.transitions import Turn
 
 LACKING = "it is missing the work tree"
-# Files that the journal names.
 MAX_LISTED = 20
 
 

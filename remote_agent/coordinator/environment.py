@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 
 FAMILIES = re.compile(r"(NCCL|TORCH|GLOO)_[A-Z0-9_]+")
-# Words of names whose values are loaded, run, read as settings or written to.
+# Variables whose names have such a word hold paths of files that are loaded, run, read as settings or written.
 FILE_WORDS = frozenset(
     (
         *("FILE", "DIR", "DIRECTORY", "PATH", "HOME", "OUT", "PIPE"),

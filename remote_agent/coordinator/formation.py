@@ -18,11 +18,10 @@ from remote_agent.wire.events import EventType, StopCause
 # A store opens in milliseconds; a node that takes longer than this for it has a problem.
 PREPARE_TIMEOUT_S = 30.0
 STARTED_TIMEOUT_S = 60.0
-# Why a node that could take part is kept as a spare.
 FULL = "the group is full (max_nodes): it stands by as a spare"
-# How long too few nodes are waited for before the job counts as failed.
+# If there are too few nodes for this long, the job has failed.
 ALONE_TIMEOUT_S = 3600.0
-# torch's own default (RendezvousTimeout of dynamic_rendezvous.py).
+# This is torch's default (RendezvousTimeout of dynamic_rendezvous.py).
 JOIN_TIMEOUT_S = 600.0
 
 
@@ -87,9 +86,9 @@ def prepare(turn: Turn, returned: str | None = None) -> None:
 
 
 def _is_settled(turn: Turn, ready: int) -> bool:
-    """Whether an elastic job has waited long enough for nodes that are still coming up; those are admitted later.
+    """Return whether an elastic job has waited long enough for nodes that still come up; those are admitted later.
 
-    Only for the first group: a node of an older group may still have its workers.
+    This holds for the first group only: a node of an older group may still have its workers.
     """
     state = turn.state
     spec = state.spec
@@ -103,7 +102,7 @@ def _is_settled(turn: Turn, ready: int) -> bool:
 
 
 def _is_pending(node: s.Node, short: bool) -> bool:
-    """Whether a node may still join, or still has workers to stop; `short`: the group has a place for a spare."""
+    """Return whether a node may still join, or has workers to stop; `short`: the group has a place for a spare."""
     if node.status in ("removed", "failed"):
         return False
     awaited = not node.spec.spare or (short and not node.cordoned)
@@ -131,12 +130,12 @@ def _is_expected(node: s.Node) -> bool:
 
 
 def _expects_more(state: s.State, ready: int) -> bool:
-    """Whether further nodes may still join the first group by themselves."""
+    """Return whether further nodes may still join the first group by themselves."""
     return bool(state.spec.endpoint) and state.generation < 0 and ready < state.spec.max_nodes
 
 
 def is_held(state: s.State, name: str, now: float) -> bool:
-    """Whether a node has recently confirmed that it follows this coordinator."""
+    """Return whether a node has recently confirmed that it follows this coordinator."""
     return name == state.me or now - state.nodes[name].held <= leases.HELD * state.spec.node_timeout
 
 
@@ -159,7 +158,7 @@ def held_until(state: s.State, now: float) -> float:
 
 
 def holds_quorum(state: s.State, now: float) -> bool:
-    """Whether we hold enough nodes of every group that may have formed."""
+    """Return whether we hold enough nodes of every group that may have formed."""
     return lacking(state.groups, state.disks(held(state, now)), state.given_up) is None
 
 
@@ -174,7 +173,7 @@ def _wait_for_nodes(turn: Turn) -> None:
     state = turn.state
     patience, waited = ALONE_TIMEOUT_S, f"{ALONE_TIMEOUT_S / 60:.0f} minutes"
     if state.spec.endpoint:
-        # As torch's own rendezvous; before the first group, join_timeout has passed already.
+        # This is as in torch's rendezvous. Before the first group, join_timeout has passed already.
         first = state.generation < 0 and state.term == FIRST_TERM
         patience, waited = 0.0 if first else state.spec.join_timeout, f"{state.spec.join_timeout:g} s (join_timeout)"
     if state.alone_since is None:
@@ -272,7 +271,7 @@ def send_away(turn: Turn) -> None:
 
 
 def is_full(state: s.State, name: str) -> bool:
-    """Whether there is a group, which does not contain that node and has no room for it."""
+    """Return whether there is a group, which does not contain that node and has no room for it."""
     active = state.phase in (s.PREPARING, s.STARTING, s.RUNNING)
     return active and name not in state.members and len(state.members) >= state.spec.max_nodes
 
@@ -330,7 +329,7 @@ def rendezvous_of(state: s.State, port: int) -> dict[str, Any] | None:
         return None
     opened = opener_of(state)
     endpoint = f"{opened[1]['host']}:{port}" if opened is not None else asked.endpoint
-    # Where the store outlives a group, torch closes the run in it for good when an agent leaves.
+    # If the store outlives a group, torch closes the run in it for good when an agent leaves.
     suffix = f".{state.generation}" if state.generation and (opened is None) else ""
     nnodes = asked.nnodes or str(len(state.members))
     return {

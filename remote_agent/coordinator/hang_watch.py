@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from remote_agent.coordinator.transitions import Turn
     from remote_agent.diagnose.hang.stalls import Stall
 
-# Share of hang_after from a group's last sign of progress to the first round of pulses, and between two rounds.
+# After this share of hang_after without progress the first pulses are taken, and after it again the next ones.
 ASK_SHARE = 1 / 4
 # If every rank waits, the network may just be slow: it gets this many times hang_after.
 NETWORK_TIMES = 3
-# In so many rounds in a row the others must wait for the same ranks before those are called slow.
+# Ranks are called slow if the others wait for the same ones in this many rounds in a row.
 SLOW_ROUNDS = 3
 # Setting up a group and a model takes fewer collectives than this.
 STEPPED_COLLECTIVES = 20
@@ -134,7 +134,7 @@ def _key(stall: Stall | None) -> str:
 
 
 def _is_over(watch: s.Watch, stall: Stall | None) -> bool:
-    """Whether the hang in the journal has ended: no rank waits in that collective any more."""
+    """Return whether the hang in the journal has ended: no rank waits in that collective any more."""
     hang = watch.hang or {}
     if not hang["group"]:
         return stall is None
@@ -159,7 +159,7 @@ def _report(turn: Turn, stall: Stall) -> None:
         "seq": first.seq if first is not None else 0,
     }
     turn.set(incidents=number, watch=dataclasses.replace(state.watch, hang=hang, hang_at=turn.now))
-    # Times, not durations: the document may be shown later, when a duration would be wrong.
+    # The document has times because it may be shown later, when a duration would be wrong.
     turn.emit(
         EventType.INCIDENT,
         **incident.to_json(),

@@ -46,7 +46,7 @@ class Joined(Report):
     trees: tuple[str, ...] = ()
     disk: str = ""
     delay: float = 0.0
-    """For how many seconds, at most, this was under way."""
+    """The greatest number of seconds for which this was under way."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,9 +72,9 @@ class Heartbeat(Report):
     heard_age: float = 0.0
     stepped: bool = False
     moved: bool = False
-    """Its ranks have made steps, or printed something, since the last one."""
+    """Whether its ranks have made steps, or printed something, since the last one."""
     warnings: Mapping[tuple[int, str], str] = dataclasses.field(default_factory=dict)
-    """By rank and kind: what its output gives reason to warn of, which is not a failure."""
+    """Warnings about the output by rank and kind; none of them is a failure."""
     first_step_age: float | None = None
     """Seconds since a rank there printed its first step; None: none has."""
     snapshots: tuple[SnapshotEntry, ...] | None = None

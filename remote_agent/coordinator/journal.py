@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Far below the limit of a frame.
+# This is far below the limit of a frame.
 CHUNK_BYTES = 1024 * 1024
 # The pause before writing is retried after a failure.
 RETRY_S = 5.0
@@ -52,7 +52,7 @@ def read_records(path: Path) -> list[JournalEvent]:
 
 def public(record: JournalEvent) -> JournalEvent:
     """Return a record as `events --json` shows it."""
-    # Without the term, and what a newer version adds: they are between agents.
+    # The term and the fields of a newer version are left out: only agents use them.
     return {
         "seq": record["seq"], "time": record["time"], "type": record["type"], "generation": record["generation"],
         "node": record["node"], "rank": record["rank"], "detail": record["detail"],
@@ -75,7 +75,7 @@ class Journal:
         self._changed = asyncio.Event()
         self._ended = False
         self._file: TextIO | None = None
-        """None while the file is to be written anew: records are missing in it, or it has others."""
+        """The open file; None while it must be written anew: records are missing in it, or it has others."""
         self._anew = asyncio.Event()
         self._rewriting = asyncio.Lock()
         self._is_full = False
@@ -180,14 +180,14 @@ class Journal:
     def close(self) -> None:
         """Close the file."""
         if self._file is not None:
-            with contextlib.suppress(OSError):  # what a full disk has not taken
+            with contextlib.suppress(OSError):  # a full disk may not have taken the last bytes
                 self._file.close()
             self._file = None
 
     async def follow(self, seq: int) -> AsyncGenerator[JournalEvent, None]:
         """Yield the records after that number, then each new one, until `end`.
 
-        Where other records replace those at the end, they are yielded, too: a number comes a second time.
+        If other records replace those at the end, they are yielded too, so a number occurs twice.
         """
         records = self.records
         while True:

@@ -35,7 +35,7 @@ UNWANTED_S = 60.0
 # Members may have workers.
 ALIVE = (s.STARTING, s.RUNNING, s.STOPPING)
 STUCK = "it did not stop its workers in time"
-# Share of node_timeout: there are several ticks a second, so a longer gap means that this process was suspended.
+# There are several ticks a second: a gap of this share of node_timeout means that this process was suspended.
 PAUSE_SHARE = 0.25
 # A busy machine may keep a process waiting for this long.
 PAUSE_MIN_S = 2.0
@@ -69,7 +69,7 @@ def step(state: s.State, event: inputs.Input, now: float, wall_ns: int = 0) -> s
 
 
 def _is_stale(state: s.State, event: inputs.Input) -> bool:
-    """Whether a report comes from a node that is not in the job, or is about another generation."""
+    """Return whether a report comes from a node that is not in the job, or is about another generation."""
     if isinstance(event, inputs.GroupReport) and event.generation != state.generation:
         return True
     return isinstance(event, inputs.Report) and event.node not in state.nodes
@@ -129,7 +129,7 @@ def on_joined(turn: Turn, event: inputs.Joined) -> None:
         turn.set(recorded=turn.state.recorded - {event.node})
     state = turn.state
     if state.phase == s.ENDED:
-        # Not while the role is handed over: then the job continues without us.
+        # While the role is handed over, the job continues without us.
         if state.ended is not None:
             turn.send(event.node, "end", state=state.ended)
     elif node.status == "removed" and not fresh:
@@ -145,7 +145,7 @@ def on_joined(turn: Turn, event: inputs.Joined) -> None:
         formation.prepare(turn, event.node)
     elif state.phase == s.STOPPING and event.running is None:
         if event.nproc is not None:
-            # Before it counts as idle: the next group must not be formed without it.
+            # The node is ready before it is idle: the next group must not be formed without it.
             on_ready(turn, inputs.Ready(event.node, event.nproc, trees=event.trees))
         on_idle(turn, inputs.Idle(event.node, state.generation))
 
@@ -206,7 +206,7 @@ def on_heartbeat(turn: Turn, event: inputs.Heartbeat) -> None:
 
 
 def on_notice(turn: Turn, event: inputs.NodeWarning) -> None:
-    # What all nodes do needs to be reported by one node only.
+    # It is enough that one node reports what all nodes do.
     if event.kind != SNAPSHOT_UNNAMED or not any(kind == event.kind for *_, kind in turn.state.warnings):
         turn.warn(event.node, None, event.kind, event.message)
 
@@ -373,7 +373,7 @@ def _done(state: s.State, node: str) -> bool:
 def on_order_failed(turn: Turn, event: inputs.OrderFailed) -> None:
     state = turn.state
     if state.phase in (s.PREPARING, *ALIVE):
-        # Of all nodes that could not carry it out: only if there is just one is the failure that node's own.
+        # If several nodes cannot carry it out, the failure is not one node's own.
         turn.set(troubles={**state.troubles, event.node: event.message})
     if state.phase in (s.PREPARING, s.STARTING):
         stop_group(turn, StopCause.FAILURE)

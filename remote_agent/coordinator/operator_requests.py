@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from remote_agent.wire.documents import RequestReply
 
 CORDONED = "cordoned: `supervisor uncordon` or `add` admits it again"
-# After this time the start may be stuck, and the operator wants a new one.
+# A start that takes longer may be stuck, and the operator wants a new one.
 JUST_BEGUN_S = 5.0
 ACTIVE = (s.PREPARING, s.STARTING, s.RUNNING)
 Named = tuple[str, inputs.Input]
@@ -73,7 +73,7 @@ def on_restart(turn: Turn, event: inputs.Restart) -> None:
 
 
 def _has_just_begun(turn: Turn) -> bool:
-    """Whether the start of a group has only just begun: one more restart would change nothing."""
+    """Return whether the start of a group has only just begun: one more restart would change nothing."""
     state = turn.state
     since = state.marks.get("go", turn.now) if state.phase == s.STARTING else turn.now
     return state.phase in (s.PREPARING, s.STARTING) and turn.now - since < JUST_BEGUN_S
@@ -147,7 +147,7 @@ def on_add(turn: Turn, event: inputs.Add) -> None:
     turn.set_node(name, spec=spec, status="ready", reason=None, losses=(), cordoned=False)
     turn.set(blames=tuple(blame for blame in state.blames if blame[1] != name))
     turn.set(suspects=tuple(suspect for suspect in state.suspects if suspect != name))
-    # Without its environment, which may hold secrets: only its own agent needs it.
+    # The environment is left out because it may hold secrets; only the node's own agent needs it.
     public = dataclasses.asdict(dataclasses.replace(spec, env={}))
     turn.emit(EventType.NODE_ADDED, node=name, nproc=node.nproc, spec=public, operator=event.operator)
     # Others may have been added a moment ago, and wait for the same new group.

@@ -15,18 +15,18 @@ from typing import Any
 from remote_agent.coordinator.state import HEARTBEAT_S
 from remote_agent.text.names import name_ranks
 
-# How many steps must have the same loss on all ranks, with how many different values, before a difference counts.
+# A difference counts once this many steps, with this many values, had the same loss on all ranks.
 PROOF_STEPS, PROOF_VALUES = 50, 10
-# How many steps in a row must have another loss on the same ranks.
+# The loss must differ on the same ranks in this many steps in a row.
 APART_STEPS = 3
-# How many steps are remembered that some ranks have reported and others not yet.
+# At most this many steps are remembered that some ranks have not reported yet.
 MAX_OPEN = 64
 MAX_NAMED = 3
 Warnings = dict[tuple[int, str], str]
 
 
 def moved(before: Mapping[str, Any], ranks: Mapping[str, Any]) -> bool:
-    """Whether a node's ranks have progressed between two heartbeats: by their steps, or else by their output."""
+    """Return whether a node's ranks have progressed between two heartbeats: by their steps, or else by their output."""
     steps = [rank.get("step") for rank in ranks.values()]
     if any(step is not None for step in steps):
         return steps != [before.get(name, {}).get("step") for name in ranks]
@@ -44,11 +44,11 @@ class Losses:
         self._generation = generation
         self._reporters: set[int] = set()
         self._open: dict[int, dict[int, str]] = {}
-        """By step: the loss that each rank has reported so far."""
+        """The loss that each rank has reported so far, by step."""
         self._same, self._values = 0, set[str]()
         """Steps with one loss on all ranks, and which losses."""
         self._apart: list[tuple[int, list[list[int]], dict[int, str]]] = []
-        """Of the last steps, where their ranks differed: the step, the ranks by loss, the loss of each rank."""
+        """The last steps in which ranks differed: the step, the ranks by loss, the loss of each rank."""
 
     def read(self, generation: int, ranks: Mapping[str, Any]) -> Warnings:
         """Take the reports of a node's ranks of this generation; return all warnings, including earlier ones."""

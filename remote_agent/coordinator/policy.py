@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 # A script that prints no steps counts as being before its first step only for this long after its start.
 EARLY_S = 60.0
-# Categories that a machine can cause by itself. Any other failure follows the script from node to node.
+# A machine can cause these by itself. Any other failure follows the script from node to node.
 MACHINE_FAULTS = frozenset(
     {"cuda_error", "host_oom_kill", "bus_error_shm", "disk_full", "nccl_system_error", "dataloader_worker_killed"}
 )
 # One fault proves nothing, two may be chance; max_restarts is 3 by default, so a fourth would end the job.
 QUARANTINE_FAULTS = 3
-# Most groups have stopped by then, and what fails together is reported together; an operator hardly notices this delay.
+# Most groups have stopped by then, so related failures are reported together; operators hardly notice this delay.
 PUBLISH_AFTER_S = 0.5
-# The signals by which a process ends itself (None: it exits); all others come from outside.
+# A process ends itself by these signals, or exits (None); all other signals come from outside.
 OWN_ENDS = frozenset({None, "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT"})
 
 
@@ -223,7 +223,7 @@ def _came_early(state: s.State) -> bool:
 
 
 def _is_early(state: s.State, at: float) -> bool:
-    """Whether the group was still before its first step at that time."""
+    """Return whether the group was still before its first step at that time."""
     running = state.marks.get("running")
     return not state.stepped and (running is None or at - running < EARLY_S)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from remote_agent.wire.documents import JournalEvent
 
 Votes = Mapping[str, str]
-"""By node: its disk."""
+"""The disk of each node that voted."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Group:
     """Its workers may have been started: the journal continues after enough nodes had the proposal on disk."""
 
     def is_enough(self, votes: Votes, dead: Collection[str] = ()) -> bool:
-        """Whether these nodes are more than half of the group, or half with its author.
+        """Return whether these nodes are more than half of the group, or half with its author.
 
         `dead`: nodes that an operator declared dead; they do not count, and where all are dead, none is needed.
         """
@@ -74,7 +74,7 @@ Groups = tuple[Group, ...]
 def lacking(groups: Groups, votes: Votes, dead: Collection[str] = ()) -> Group | None:
     """Return the first group of which these nodes are not a quorum; None: they may form the next one.
 
-    Without any group nobody may.
+    Without any group, no node may.
     """
     if not groups:
         return Group(-1, 0, {"": ""})

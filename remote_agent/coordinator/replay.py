@@ -265,7 +265,6 @@ def _ended(state: s.State, record: JournalEvent) -> s.State:
     return replace(_none_running(state), phase=s.ENDED, ended=how, ranks=ranks, failure=failure)
 
 
-# What each event changes.
 FOLDS: dict[str, Callable[[s.State, JournalEvent], s.State]] = {
     EventType.JOB_STARTED: lambda state, record: replace(state, started_at=record["time"]),
     EventType.NODE_JOINED: _node_joined,

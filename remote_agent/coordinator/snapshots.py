@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 # A member may have to read a snapshot of many gigabytes that was written just before the group stopped.
 ANSWER_S = 120.0
-# Nodes outside the group are asked too; one of them that is busy or hangs delays nobody for longer.
+# Nodes outside the group are asked too; one that is busy or hangs delays the others no longer than this.
 OTHERS_S = 5.0
-# To put in place what another node sends: a fixed part, and bytes at the rate of a slow network.
+# Putting a snapshot from another node in place takes a fixed time, and its bytes at the rate of a slow network.
 PLACE_S = 60.0
 PLACE_BYTES_S = 10e6
 
@@ -52,7 +52,7 @@ def on_held(turn: Turn, node: str) -> None:
 
 
 def are_in_place(turn: Turn) -> bool:
-    """Whether all members have what the group resumes from; orders what is left to do."""
+    """Return whether all members have what the group resumes from; orders what is left to do."""
     state = turn.state
     resume = state.resume
     if not state.spec.snapshots:

@@ -34,7 +34,7 @@ STARTING = "starting"
 RUNNING = "running"
 STOPPING = "stopping"
 ENDED = "ended"
-# How often each node sends a heartbeat, at most.
+# Each node sends heartbeats at most this often.
 HEARTBEAT_S = 1.0
 
 
@@ -56,7 +56,7 @@ class Node:
     seen: float = 0.0
     joined: float = 0.0
     held: float = 0.0
-    """When this node last confirmed that it follows this coordinator: the basis of quorum."""
+    """The time when this node last confirmed that it follows this coordinator: the basis of quorum."""
     losses: tuple[float, ...] = ()
     trees: tuple[str, ...] = ()
     """Digests of the work trees that its workers can start from."""
@@ -67,7 +67,7 @@ class Node:
     cold: str | None = None
     """Why its newest ranks were started like any process; empty: they were forked; None: unknown."""
     disk: str = ""
-    """Which disk its agent has: with another disk, its votes are lost."""
+    """The disk of its agent: with another disk, its votes are lost."""
     leaves: bool = False
     """It was removed, and stays only until a group without it has formed."""
     cordoned: bool = False
@@ -99,7 +99,7 @@ class Watch:
     """What is known of the running group's progress; times are those of the coordinator's clock."""
 
     moved_at: float = 0.0
-    """When a step, or where none is printed an output, was last seen."""
+    """The time when a step, or where none is printed an output, was last seen."""
     asked_at: float = 0.0
     asked: frozenset[str] = frozenset()
     """Nodes whose pulses are outstanding."""
@@ -154,7 +154,7 @@ class Version(NamedTuple):
 
     digest: str
     since_ns: int
-    """When it was first asked for."""
+    """The time when it was first asked for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,7 +189,7 @@ class State:
     rendezvous: Mapping[str, Any] | None = None
     """How torch's agents of this group find each other; None if the coordinator forms the group."""
     world_size: int | None = None
-    """If torch formed the group: the number of ranks, including those of foreign nodes."""
+    """The number of ranks, including those of foreign nodes, if torch formed the group."""
     exits: Mapping[int, RankExit] = dataclasses.field(default_factory=dict)
     lost: Mapping[str, tuple[int, str]] = dataclasses.field(default_factory=dict)
     """Nodes lost in this generation: wall clock ns of the last sign of life, and reason."""
@@ -197,7 +197,7 @@ class State:
     """Nodes that could not carry out an order of this generation, with their messages."""
     watch: Watch = Watch()
     warnings: Mapping[tuple[str, int | None, str], str] = dataclasses.field(default_factory=dict)
-    """By node, rank and kind: the warnings in the journal. Without a rank, a warning is about the node."""
+    """The warnings in the journal by node, rank and kind. Without a rank, a warning is about the node."""
     stepped: bool = False
     fingerprint: str | None = None
     """The fingerprint of the last failure if it came before the first step; None after any other outcome."""
@@ -214,9 +214,9 @@ class State:
     ticked: float | None = None
     """The time of the last tick; a gap means that this process was suspended."""
     alone_since: float | None = None
-    """Since when fewer nodes than needed are available."""
+    """The time since which fewer nodes than needed are available."""
     enough_since: float | None = None
-    """Since when min_nodes have been ready for generation 0."""
+    """The time since which min_nodes have been ready for generation 0."""
     preempted: str = ""
     """What is ending the allocation that the job runs in."""
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)

@@ -68,7 +68,7 @@ def condition(state: s.State) -> Condition:
 
 
 def _waits_for_imports(state: s.State) -> bool:
-    """Whether the first ranks have been ordered a while ago: they wait until modules are loaded for all of them."""
+    """Return whether the first ranks were ordered a while ago: they wait until modules are loaded for all of them."""
     ordered = state.marks.get("go")
     # The journal alone does not show it.
     return state.phase == s.STARTING and ordered is not None and (state.ticked or ordered) - ordered > START_S
@@ -84,7 +84,7 @@ def _condition_of_group(state: s.State) -> Condition:
 
 
 def _is_importing(state: s.State) -> bool:
-    """Whether the ranks of a running group have shown nothing yet, for as long as imports may take."""
+    """Return whether the ranks of a running group have shown nothing yet, for as long as imports may take."""
     began, watch = state.marks.get("running"), state.watch
     # The journal alone does not show it.
     if began is None or (state.ticked or began) - began > SILENT_AFTER_S:
@@ -225,7 +225,7 @@ def _rank(state: s.State, rank: s.Rank, live: RankFacts, median: float | None, l
     age = live.get("last_output_age_s")
     age = None if age is None else round(age + late_s, 2)
     hang = state.watch.hang if state.phase == s.RUNNING else None
-    # Where the missing ranks are known, the ranks that wait for them do not count as silent.
+    # If the missing ranks are known, the ranks that wait for them do not count as silent.
     is_late = rank.rank in hang["missing"]["missing"] if hang is not None else age is not None and age > SILENT_AFTER_S
     silent = rank.state == "running" and is_late
     return {

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 # A node that is lost this often in this time is left out until an operator adds it again.
 QUARANTINE_LOSSES = 3
-# As long as an operator may take to notice. A node that fails less often is better kept than left out.
+# An operator may take this long to notice. A node that fails less often is better kept than left out.
 QUARANTINE_WINDOW_S = 600.0
 WITHIN = f"in {QUARANTINE_WINDOW_S / 60:.0f} minutes"
-# In addition to the workers' grace period: collecting stacks, reaping, and the way of the report.
+# In addition to the grace period, stacks are collected, workers are reaped, and the report is sent.
 STOP_MARGIN_S = 45.0
-# Why a node is lost that should have joined again, because the coordinator is a new one or was suspended.
+# A node is lost for this reason if the coordinator is new, or was suspended, and the node has not joined again.
 NOT_JOINED = "it did not join the coordinator"
-# Warnings of one kind: a NaN loss reaches all ranks, and the first few are enough.
+# The number of warnings of one kind is limited: a NaN loss reaches all ranks, and the first few are enough.
 MAX_WARNINGS = 8
 # The grace period when an operator asks for an immediate end.
 KILL_GRACE_S = 0.0
@@ -123,7 +123,7 @@ class Turn:
     def end(self, how: str, reason: str) -> None:
         """End the job: succeeded, failed or stopped.
 
-        Where those in reach are no quorum, the others may form a group without them, and have not heard of the end.
+        If the nodes in reach are no quorum, the others may form a group without them, unaware of the end.
         """
         untold = self._untold()
         reason += f"; {' '.join(untold)} cannot be reached and may continue" if untold else ""

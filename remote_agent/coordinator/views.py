@@ -15,7 +15,7 @@ from remote_agent.wire.events import StopCause
 if TYPE_CHECKING:
     from remote_agent.wire.documents import SnapshotEntry, SnapshotStatus, TreeStatus, TreeVersion
 
-# Of a digest, for people.
+# People see this many digits of a digest.
 SHORT = 8
 
 
@@ -52,7 +52,7 @@ def limit(state: s.State) -> int:
 
 
 def is_short(state: s.State) -> bool:
-    """Whether no group can be formed until more nodes are there."""
+    """Return whether no group can be formed until more nodes are there."""
     return state.phase == s.FORMING and state.alone_since is not None
 
 

@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from remote_agent.diagnose.signatures.signature import NamedRanks
 
 _RANK = re.compile(r"\b[Rr]ank(?:[ :=#]{0,2}|\()(\d{1,6})\b(?!\s*(?:[-/.]\s*)?\d)")
-# A list of ranks: "missing ranks: [2, 3]".
+# This matches a list of ranks: "missing ranks: [2, 3]".
 _LIST = re.compile(r"\b[Rr]anks?(?: (?:are|is))?[ :=]{0,3}[\[{(](?P<ranks>\d{1,6}(?:, ?\d{1,6})*)[\]})]")
-# What a rank in such a list is: the state of a process, not of an argument.
+# These are states of a rank in such a list, so of a process and not of an argument.
 _STATES = r"missing|failed|dead|lost|crashed|stuck|hung|unresponsive|killed|aborted|absent|lagging|unreachable"
-# What is said of a rank, or of something of it, that is at fault alone.
+# These words say that a rank, or a part of it, is at fault alone.
 _FAILS = (
     r"fails?|failed|failure|die[sd]|dead|crash(?:ed)?|raised?|exited|left|gone|missing|lost|killed|aborted|stuck|hangs?|hung"
     r"|did not|didn't|does not|never|not respond\w*|unresponsive|timed out|lags?|behind|corrupt\w*|nan|NaN|no \w+"
     r"|error|exception|invalid|bad|empty|wrong|unexpected"
 )
-# What two ranks do not share: either of them may be at fault.
+# If two ranks differ in something, either of them may be at fault.
 _DIFFERS = r"differs?|different|inconsistent|mismatch\w*|diverge[sd]|disagree[sd]?|unequal|not (?:equal|match|the same)"
 _WAITED = re.compile(
     r"\b(?:wait(?:ing|ed)?|connect(?:ing|ed)?|reach(?:ing|ed)?) (?:[\w.]+ ){0,4}(?:for|to|on|from)? ?$"

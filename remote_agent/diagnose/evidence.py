@@ -38,9 +38,9 @@ class RankEvidence:
     places: Sequence[tuple[str | None, int | None]] = ()
     """File and line number of each line of a tail that comes from several files; otherwise empty."""
     nodes: Sequence[str | None] = ()
-    """Who wrote each line of a tail that several nodes wrote; otherwise empty."""
+    """The node that wrote each line, for a tail of several nodes; otherwise empty."""
     clock_shift_ns: int = 0
-    """Added to a timestamp of this node, gives the time on the coordinator's clock."""
+    """The number to add to a timestamp of this node to get the time on the coordinator's clock."""
     time_of_line: Callable[[Sequence[str], int], tuple[int, int] | None] | None = None
     """Returns when a line was written and the uncertainty, in ns, for a process whose end nobody observed."""
 
@@ -105,7 +105,7 @@ class JobContext:
     world_size: int | None = None
     ranks_per_node: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
     lost_nodes: Mapping[str, tuple[int, str]] = dataclasses.field(default_factory=dict)
-    """By name: time of the last sign of life (the time of detection would be too late to order by), and reason."""
+    """By name: the last sign of life (the time of detection would be too late to order by), and the reason."""
     now_ns: int | None = None
     hang: MissingRanks | None = None
     """The contract's `missing` object of the hang that this group was in when it ended."""

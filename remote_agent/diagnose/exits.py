@@ -36,7 +36,7 @@ SIGNAL_CATEGORIES = {
     "SIGUSR2": "signal_preempted",
 }
 
-# What to do, where a signal means more than its category.
+# These signals need more specific advice than their category gives.
 SIGNAL_HINTS = {
     "SIGABRT": "stderr has no reason: set PYTHONFAULTHANDLER=1 to see the line, or open the core file in gdb",
     "SIGFPE": "an integer was divided by zero in native code: check sizes that may be 0, and run with "

@@ -58,7 +58,7 @@ _OOM_NOTE = re.compile(
     r"oom-kill|Out of memory: Killed process|Memory cgroup out of memory|oom_kill [1-9]|oom_reaper", re.I
 )
 _PRESSURE_NOTE = re.compile(r"memory pressure|page allocation failure|oom [1-9]", re.I)
-# Notes of a host that are related to a category, whichever process they name.
+# These notes of a host are related to a category, whichever process they name.
 _RELATED_NOTES = {
     "bus_error_shm": re.compile("^/dev/shm"),
     "dataloader_worker_killed": re.compile(f"^/dev/shm|{_OOM_NOTE.pattern}", re.I),
@@ -66,7 +66,7 @@ _RELATED_NOTES = {
     "host_oom_kill": re.compile(f"{_OOM_NOTE.pattern}|{_PRESSURE_NOTE.pattern}", re.I),
     "cuda_error": re.compile("Xid"),
 }
-# A node in what Slurm, pdsh and the system log say.
+# Slurm, pdsh and the system log name a node like this.
 _NODE_SAID = re.compile(
     r"^srun: error: ([\w.-]+): tasks? |Node failure on ([\w.-]+)|^pdsh@\S+: ([\w.-]+): "
     r"|^(?:\w{3} {1,2}\d{1,2} [\d:]{8}|\d{4}-\d\d-\d\dT\S+) ([\w.-]+) kernel: "
@@ -91,14 +91,14 @@ _OF_SIGNALS = frozenset(
 _CHILD_FAILED = re.compile(r"CalledProcessError$")
 # Folders of a path: in a summary, its last part is enough.
 _FOLDERS = re.compile(r"(?<![\w.])/(?:[\w.@+-]+/)+")
-# Raised if something that a thread or a child process should have sent is missing.
+# These exceptions mean that something from a thread or a child process is missing.
 _MISSING_INPUT = re.compile(
     r"(?:^|\.)(?:Empty|Full|TimeoutError|Timeout|EOFError|BrokenPipeError|ConnectionResetError|CancelledError"
     r"|Broken\w*(?:Pool|Executor|Barrier)\w*)$"
 )
 
 
-# How unlikely the other order must be, to call one of two findings with coarse timestamps the first.
+# The first of two findings with coarse timestamps is known if the other order is less likely than this.
 _DOUBT = 0.05
 _SAMPLES = 16
 
@@ -157,7 +157,7 @@ class Finding:
 def in_order(findings: Iterable[Finding]) -> list[Finding]:
     """Return the findings by time; those without a time by their lines if all are of one file, otherwise by rank.
 
-    Where no times are known, the ranks' own text comes before a launcher's.
+    If no times are known, the ranks' own text comes before a launcher's.
     """
     every = list(findings)
     files = {line.file for each in every if each.likely_ns is None for line in each.evidence[:1]}
@@ -171,7 +171,7 @@ def in_order(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def is_likely_first(first: Finding, other: Finding) -> bool:
-    """Whether one very likely came before the other, given the uncertainty of their times; False without times."""
+    """Return whether one very likely came first, given the uncertainty of their times; False without times."""
     if first.t_ns is None or other.t_ns is None:
         return False
     # Every time within the uncertainty is equally likely.
@@ -222,7 +222,7 @@ def _with_node(finding: Finding) -> Finding:
 
 
 def _names(note: str, evidence: RankEvidence) -> bool:
-    """Whether a line of the kernel log names this rank's process."""
+    """Return whether a line of the kernel log names this rank's process."""
     pid = (evidence.exit or {}).get("pid")
     return pid is not None and "MiB free" not in note and re.search(rf"\b{pid}\b", note) is not None
 
@@ -394,19 +394,19 @@ def _cause_in(evidence: RankEvidence, own: list[Trace], in_tail: list[Trace]) ->
 
 
 def _is_in_chain_of(trace: Trace, every: Sequence[Trace]) -> bool:
-    """Whether an exception is the last one, or one from which that was raised."""
+    """Return whether an exception is the last one, or one from which that was raised."""
     begin = max(number for number, each in enumerate(every) if not (each.link and number))
     return every.index(trace) >= begin
 
 
 def _ends(text: str, traces: Iterable[Trace], meaning: Signature, match: re.Match[str]) -> bool:
-    """Whether the match is only the own line of one of these exceptions, which have been read already."""
+    """Return whether the match is only the own line of one of these exceptions, which have been read already."""
     line = text.count("\n", 0, match.start())
     return meaning.role == GENERIC and any(trace.last_line == line for trace in traces)
 
 
 def _crashed_before(text: str, trace: Trace, own: Signature | None, meaning: Signature, match: re.Match[str]) -> bool:
-    """Whether the job was ended before an exception, or a host or device crashed before one without a meaning."""
+    """Return whether the job ended before an exception, or a host or device crashed before one without a meaning."""
     line = text.count("\n", 0, match.start())
     crashed = meaning.category in _CRASHES if own is None else meaning.category == "signal_preempted"
     return meaning.role == PRIMARY and crashed and line < trace.first_line and not trace.fault
@@ -429,7 +429,7 @@ def _cause_of(traces: list[Trace]) -> tuple[Trace, Signature | None] | None:
             plain.append(trace)
     if plain:
         group = [trace for trace in plain if trace.group == plain[-1].group] if plain[-1].group else plain[-1:]
-        # Of a group, the first one counts, with what was raised because of it.
+        # In a group, the first exception counts, together with those that were raised because of it.
         linked = itertools.takewhile(lambda trace: trace.link, group[1:])
         return [group[0], *linked][-1], None
     return every[0] if every else None
@@ -438,7 +438,7 @@ def _cause_of(traces: list[Trace]) -> tuple[Trace, Signature | None] | None:
 def _match_in(evidence: RankEvidence, traces: Iterable[Trace]) -> tuple[Signature, re.Match[str]] | None:
     """Return the best match in a rank's text, as far as the process did not survive it.
 
-    Where its exit is not known, a warning still counts if there is nothing else.
+    If its exit is not known, a warning still counts if there is nothing else.
     """
     exit_ = evidence.exit or {}
     has_ended = exit_.get("code") is not None or exit_.get("signal") is not None
@@ -536,7 +536,7 @@ def _from_match(evidence: RankEvidence, meaning: Signature, match: re.Match[str]
         fingerprint=fingerprint(meaning.category, "", "", meaning.title or line.text),
         evidence=(line,),
         **meaning.ranks_in(match.group()),
-        # The text does not say who sent SIGKILL.
+        # The text does not name the sender of SIGKILL.
         proven=meaning.signal != "SIGKILL" and (bool(meaning.signal) or "exitcode" in match.group()),
         exit_signal=meaning.signal if meaning.signal and meaning.role == PRIMARY else base.exit_signal,
     )
@@ -619,7 +619,7 @@ def _killed(evidence: RankEvidence, notes: Sequence[str]) -> Finding:
 
 
 def _before_our_signal(evidence: RankEvidence, t_ns: int | None) -> bool:
-    """Whether something happened before we signalled this rank, by the clock of its own node."""
+    """Return whether something happened before we signalled this rank, by the clock of its own node."""
     asked_ns = (evidence.exit or {}).get("asked_ns")
     return t_ns is not None and asked_ns is not None and t_ns < asked_ns
 

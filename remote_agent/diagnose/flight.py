@@ -46,14 +46,14 @@ FlightRecord = TypedDict(
 )
 read_record = reader(FlightRecord)
 _read_ranks = reader(list[RankNumber])
-# Each rank gives, or gets, as many elements as every other one. Others may differ, such as all_to_all.
+# In these, all ranks give or get the same number of elements. In others, such as all_to_all, numbers may differ.
 _EQUAL = frozenset(
     {"all_reduce", "allreduce", "broadcast", "reduce", "reduce_scatter", "all_gather_base", "reduce_scatter_base"}
 )
-# In these one rank alone has inputs, or they may differ where the backend can do that.
+# In these, only one rank has inputs, or the numbers may differ where the backend allows it.
 _EQUAL_WHILE_OPEN = frozenset({"all_gather", "gather"})
 _LIBRARIES = re.compile(r"/(?:site|dist)-packages/|/lib/python3|/torch/(?:distributed|nn|autograd|_\w+)/|<frozen ")
-# How far away the same call is looked for on another rank.
+# On another rank, the same call is searched for at most this many calls away.
 _NEAR = 8
 _MAX_LINES = 12
 _MAX_SIZES = 60
@@ -68,7 +68,7 @@ class Call(NamedTuple):
     op: str
     sizes: str
     elements: int
-    """Of its inputs; of a scatter, of its outputs."""
+    """The number of elements of its inputs; of a scatter, of its outputs."""
     dtypes: str
     done: bool
     failed: bool
@@ -83,7 +83,7 @@ class Call(NamedTuple):
         return f"{self.op} {self.seq}"
 
     def is_like(self, other: Call) -> bool:
-        """Whether two calls at any number could be parts of the same collective."""
+        """Return whether two calls at any number could be parts of the same collective."""
         return self.op == other.op and not _differs(self, other)
 
 
@@ -115,7 +115,7 @@ Record = Mapping[str, GroupCalls]
 
 @dataclasses.dataclass(frozen=True)
 class Parting:
-    """Where the ranks part. `kind`: op, size, dtype, order, left_out, extra, group, ahead, missing, unfinished."""
+    """The first difference. `kind`: op, size, dtype, order, left_out, extra, group, ahead, missing, unfinished."""
 
     kind: str
     culprits: tuple[int, ...]
@@ -264,7 +264,7 @@ def _differs(ours: Call, theirs: Call) -> str:
     if op in _EQUAL or (op in _EQUAL_WHILE_OPEN and is_open) or op == "scatter":
         if ours.elements != theirs.elements:
             return "size"
-        # The root of a scatter alone has inputs.
+        # In a scatter, only the root has inputs.
         return "dtype" if ours.dtypes != theirs.dtypes and op != "scatter" else ""
     return ""
 
@@ -330,7 +330,7 @@ def _first_mismatch(groups: Iterable[_Group]) -> Parting | None:
 def compare(records: Mapping[int, Record], world: Iterable[int] = ()) -> Parting | None:
     """Return where these ranks part; `world`: all ranks, as far as they are known besides.
 
-    None: all ranks made the same calls and have finished them.
+    It is None if all ranks made the same calls and have finished them.
     """
     listed = {rank for record in records.values() for each in record.values() for rank in each.members or ()}
     everyone = {*world, *listed, *range(max(records, default=-1) + 1)}
@@ -397,7 +397,7 @@ def _at(call: Call) -> str:
 
 
 def _is_shifted(short: Mapping[int, Call], whole: Mapping[int, Call], seq: int) -> bool:
-    """Whether one rank's calls from a number on are the other one's from the next number on; more than one of them."""
+    """Return whether two or more calls of one rank, from a number on, are the other one's from the next number on."""
     pairs = [(short[n], whole[n + 1]) for n in range(seq, seq + _NEAR) if n in short and n + 1 in whole]
     return len(pairs) > 1 and all(one.is_like(other) for one, other in pairs)
 
@@ -478,7 +478,7 @@ def _crossed(groups: Sequence[_Group], waits: Mapping[str, Mapping[int, Call]]) 
     lines = tuple(
         (rank, f"waiting in {call.text} {call.sizes}{labels[n]}{_at(call)}") for rank, (n, call) in oldest.items()
     )
-    # Of two sides the smaller one is in the wrong group.
+    # If there are two sides, the smaller one is in the wrong group.
     is_sure = len(ordered) == 2 and len(sides[ordered[0]]) < len(sides[ordered[1]])
     usual = ordered[-1]
     if is_sure:

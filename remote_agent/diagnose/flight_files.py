@@ -31,7 +31,7 @@ _PLAIN = (
     "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINPUT", "LONG_BINPUT", "MEMOIZE",
     "BINGET", "LONG_BINGET",
 )  # fmt: skip
-# What makes an object of a class, or calls a function.
+# These opcodes make an object of a class, or call a function.
 _RUNS = frozenset(
     ("GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4",
      "PERSID", "BINPERSID")
@@ -41,7 +41,7 @@ _CODES = {name: code for code, name in _NAMES.items()}
 
 
 def is_flight_record(head: bytes) -> bool:
-    """Whether a file that begins so can be a flight record."""
+    """Return whether a file that begins so can be a flight record."""
     return PICKLE.match(head) is not None or _JSON.match(head) is not None
 
 
@@ -56,7 +56,7 @@ def _unpickled(data: bytes) -> Any:
     try:
         document = _PlainUnpickler(io.BytesIO(data)).load()
     except (AttributeError, TypeError) as error:
-        # Items for what is no list, or a key that cannot be one.
+        # The pickle adds items to something that is no list, or has an invalid key.
         raise Misfit("is not plain data") from error
     except (EOFError, LookupError, OverflowError, pickle.UnpicklingError, struct.error) as error:
         raise Misfit("is cut off, or not a pickle") from error

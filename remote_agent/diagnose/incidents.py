@@ -15,9 +15,8 @@ from remote_agent.wire.events import ENDED_EVENTS, EventType, label
 if TYPE_CHECKING:
     from remote_agent.wire.documents import IncidentDocument, JournalEvent, MissingRanks
 
-# The states of an incident.
 OPEN, HEALED, OVER = "open", "healed", "over"
-# Events that end an incident, or a hang, or add to it.
+# These events end an incident or a hang, or add to it.
 _CHANGES = frozenset(
     {EventType.LAST_OUTPUT, EventType.HANG_OVER, EventType.GENERATION_STOPPED, EventType.INCIDENT_HEALED, *ENDED_EVENTS}
 )

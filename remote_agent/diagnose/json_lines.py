@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-# The names under which loggers store the message, the time, the level and the rank.
+# Loggers store the message, the time, the level and the rank under these names.
 _MESSAGES = ("message", "msg", "event", "log", "text")
 _TIMES = ("timestamp", "@timestamp", "time", "ts", "asctime")
 _LEVELS = ("level", "levelname", "severity", "log.level")

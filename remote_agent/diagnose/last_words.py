@@ -14,7 +14,7 @@ from remote_agent.diagnose.tracebacks import HEAD, SUBJECT, Trace, find_traces, 
 from remote_agent.text.levels import ERROR, WARN, level_of
 from remote_agent.text.shapes import lines_of
 
-# What training prints at each step or epoch, and at its end.
+# Training prints such lines at each step or epoch, and at its end.
 _STEPS = re.compile(
     r"\b(?:step|iter|iteration|epoch)\b\W{0,3}\d|loss\b['\"]?\s*[:=]\s*-?\d|^\s*\d+%\||\b(?:tokens|samples|images)/s"
     r"|train_runtime|\b(?:training|job|run)\b.{0,20}\b(?:complete|completed|finished|done|succeeded)\b"
@@ -37,51 +37,51 @@ _INFO = re.compile(r"\b(?:INFO|DEBUG|NOTICE|TRACE|info|debug)\b")
 _FRONT = 120
 # The most lines that a script prints between its failure and its end.
 _LAST_LINES = 6
-# Separates the lines of two files of a rank.
+# This separates the lines of two files of a rank.
 OTHER_FILE = "--"
-# Belongs to the record above it: frames, registers, further lines of a message.
+# Such a line belongs to the record above it: frames, registers, further lines of a message.
 _CONTINUED = re.compile(r"\s|$|frame #|#\d|[)\]}|+]|Exception raised from")
-# Printed by torch's C++ code while a process runs or ends.
+# torch's C++ code prints these while a process runs or ends.
 _OF_TORCH = re.compile(r"(?:\[rank\d+\]:)?\[[EIW]\d{3,4} ")
 _ENDING = re.compile(
     r"exit|abort|quit|shut|clean|stop|terminat|finish|fail|error|fatal|bye|giv(?:e|ing) up|cannot|can't|could ?n[o']t"
     r"|unable|panic",
     re.IGNORECASE,
 )
-# What native code prints before it ends its process: the text of an exception, a failed check, a panic.
+# Native code prints these before it ends its process: the text of an exception, a failed check, a panic.
 _WHAT = re.compile(r"^\s+what\(\):\s*(.*)")
 _FATAL = re.compile(
     r"^F\d{4,8} |terminate called|[Cc]heck (?:failed|failure)|[Aa]ssert(?:ion)?\b.{0,200}\bfailed|\bpanic(?:ked)?\b"
-    # As the C++ runtime and glibc print them: the function, a kind of damage.
+    # The C++ runtime and glibc print the function or the kind of damage like this.
     r"|^(?:pure|deleted) virtual method called"
     r"|^\w+\(\): |^double free|^corrupted |^\*\*\* .*\*\*\*: terminated"
     r"|\bFATAL\b|\b[Ff]atal\b.{0,20}\berror\b|\bLLVM ERROR\b"
 )
-# The dump that follows the reason.
+# A dump follows the reason.
 _DUMP = re.compile(
     r"^(?:Fatal Python error: |Current thread|Thread 0x|goroutine \d+|stack backtrace:"
     r"|\*{3} (?:Aborted at|.*stack trace))"
 )
 
-# The upper and lower edge of a frame around a message, and its sides.
+# These are the upper and lower edge of a frame around a message, and its sides.
 _EDGE, SIDES = re.compile(r"^[╭╰┌└╔╚][─═].*[─═╮╯┐┘╗╝]$"), "│┃║ "
 
 
 def is_progress(line: str) -> bool:
-    """Whether training prints such a line at each step or at its end."""
+    """Return whether training prints such a line at each step or at its end."""
     lowered = line.lower()
     return any(word in lowered for word in _OF_STEPS) and _STEPS.search(line) is not None
 
 
 def is_handled(line: str) -> bool:
-    """Whether the line is a warning, or says that the process continues; NCCL calls its errors warnings."""
+    """Return whether the line is a warning, or says that the process continues; NCCL calls its errors warnings."""
     if "CCL WARN" in line:
         return False
     return _HANDLED.search(line) is not None or _level(line) == WARN
 
 
 def is_survived(lines: Sequence[str], number: int) -> bool:
-    """Whether the process continued after this line: steps or information follow it, after no error any other text."""
+    """Return whether the process continued after this line: steps or information follow, or any text after no error."""
     is_error = _says_error(lines[number]) or _FATAL.search(lines[number]) is not None
     for line in lines[number + 1 :]:
         if line == OTHER_FILE:
@@ -96,7 +96,7 @@ def is_survived(lines: Sequence[str], number: int) -> bool:
 
 
 def ends_soon_after(lines: Sequence[str], number: int) -> bool:
-    """Whether a process that has ended did so because of this line: only a few lines follow.
+    """Return whether a process that has ended did so because of this line: only a few lines follow.
 
     A process that continues prints more lines, a step, or that it handled the failure.
     """
@@ -105,7 +105,7 @@ def ends_soon_after(lines: Sequence[str], number: int) -> bool:
 
 
 def is_outlived(lines: Sequence[str], trace: Trace) -> bool:
-    """Whether the process continued after an exception; one that ended a thread or a task only: whether text follows.
+    """Return whether the process continued after an exception; if that ended only a thread or a task, any text counts.
 
     That text may be more of the message if its first line announces it.
     """
@@ -175,7 +175,7 @@ def find_last(lines: Sequence[str]) -> tuple[int, str] | None:
 def find_first_error(lines: Sequence[str]) -> tuple[int, str] | None:
     """Return number and text of the first error after the last sign of progress, if the last line is not part of it.
 
-    What follows an error of a logger, or an empty line, is advice or a summary; the line below an error is its detail.
+    Text after an error of a logger, or an empty line, is advice or a summary; the line below an error is its detail.
     """
     logged = _first_of_level_error(lines)
     rest = [] if logged is None else [line.strip() for line in lines[logged + 1 :] if line.strip()]

@@ -26,13 +26,13 @@ OF_RANKS = re.compile(
     r"|\bDist[A-Z]\w*Error|Rendezvous|rendezvous|horovod|mpi4py|deepspeed/comm|\bMPI_"
 )
 _FRAMES_OF_RANKS = re.compile(r"torch/distributed/|/horovod/|/mpi4py/|deepspeed/comm")
-# Words of the system, which count in the exceptions of Python and torch, and where another one quotes those.
+# These words of the system count only in exceptions of Python and torch, and where another exception quotes those.
 _OF_SYSTEM = frozenset({"permission_import_missing_module"})
 _QUOTES_SYSTEM = re.compile(r"\[Errno \d+\]|\b[A-Z]\w*Error: ")
 # In these functions, data that cannot be unpickled came from other ranks, not from a file.
 _FROM_OTHERS = re.compile("_tensor_to_object|all_gather|broadcast_object")
 _MEETING = re.compile("process_group|new_group|barrier|rendezvous|init_device_mesh")
-# The packages that are Python's own; 3.9 does not list them.
+# These packages belong to Python itself; 3.9 does not list them.
 _OF_PYTHON: frozenset[str] = getattr(sys, "stdlib_module_names", frozenset())
 _ROLE_ORDER = {PRIMARY: 0, GENERIC: 1, SECONDARY: 2, NEUTRAL: 3}
 
@@ -55,13 +55,13 @@ def meaning_of(trace: Trace) -> Signature | None:
 
 
 def _is_meeting(trace: Trace) -> bool:
-    """Whether ranks met there, by its words or frames; otherwise the script itself waited for a key of the store."""
+    """Return whether ranks met there, by its words or frames; otherwise the script waited for a key of the store."""
     places = [trace.message, *(frame.function for frame in trace.frames)]
     return not trace.frames or any(map(_MEETING.search, places))
 
 
 def _is_between_ranks(trace: Trace) -> bool:
-    """Whether an exception is about the communication of ranks: its class, its words, or a frame of it."""
+    """Return whether an exception is about the communication of ranks: its class, its words, or a frame of it."""
     if OF_RANKS.search(f"{trace.type}: {trace.message}") or any(
         _FRAMES_OF_RANKS.search(each.file) for each in trace.frames
     ):
@@ -74,7 +74,7 @@ def _is_between_ranks(trace: Trace) -> bool:
 
 
 def _is_foreign(name: str) -> bool:
-    """Whether an exception's class is neither Python's nor torch's."""
+    """Return whether an exception's class is neither Python's nor torch's."""
     package, _, bare = name.rpartition(".")
     root = package.partition(".")[0]
     if not root:

@@ -41,7 +41,7 @@ PATTERNS: tuple[tuple[str, str, re.Pattern[str]], ...] = (
     ("nodes", "nNodes", re.compile(r"\bnNodes (\d+)")),
     ("channels", "channels", re.compile(r"\b(\d+) coll channels")),
 )
-# Facts of lines that begin with NCCL's own head.
+# These facts are in lines that begin with NCCL's own head.
 HEADED_PATTERNS: tuple[tuple[str, str, re.Pattern[str]], ...] = (
     ("plugin", "plugin", re.compile(r"Loaded net plugin (.+?)(?: \(v\d+\))?$|P2P plugin (?:v\d+ )?([\w.-]+)")),
     ("plugin", "aws-ofi", re.compile(r"NET/OFI Initializing (aws-ofi-nccl \S+)")),
@@ -50,10 +50,10 @@ HEADED_PATTERNS: tuple[tuple[str, str, re.Pattern[str]], ...] = (
     ("gid", "G", re.compile(r"\bGID (?:index )?(\d+)\b|GidIndex (\d+)")),
     ("no_verbs", "libibverbs", re.compile(r"Failed to open (libibverbs\S*)")),
 )
-# Of these the largest value counts, of these any; of all others the first.
+# The largest value of these facts counts, any value of those below, and the first value of all others.
 _LARGEST = ("channels", "rings", "trees", "nranks", "nodes")
 _ANY = ("nvls", "gdr_off")
-# Facts that only the contract's object has.
+# Only the contract's object has these facts.
 _SUMMARY_ONLY = ("available", "nranks", "nodes", "transport")
 
 _LISTED = re.compile(r"(?:OOB|Bootstrap\s*: Using|NET/Socket\s*: Using)(?P<list>[^;\n]*)")
@@ -312,7 +312,7 @@ class NcclText:
 
 
 def _may_be_nccl(line: str) -> bool:
-    """Whether a line contains NCCL's name; there may be a million lines, and looking for a word is fast."""
+    """Return whether a line contains NCCL's name; there may be a million lines, and looking for a word is fast."""
     return ("CCL" in line and _WORD.search(line) is not None) or "NET/" in line
 
 

@@ -38,22 +38,22 @@ _BOX_FRAME = re.compile(r"^\s*[│|] (?P<file>\S+\.py):(?P<line>\d+)(?: in (?P<f
 # The rest of such a line, where the path is long.
 _BOX_FUNCTION = re.compile(r"^\s*[│|] in (?P<function>[^\s│|]+)")
 _BOX_END = re.compile(r"^\s*[╰└]")
-# Printed before the traceback of an exception that ended a thread or a task while the process kept running.
+# This precedes the traceback of an exception that ended a thread or a task while the process kept running.
 _BACKGROUND = (
     (re.compile(r"^Exception (?:ignored )?in thread "), "a thread"),
     (re.compile(r"(?:Task|Future) exception was never retrieved$"), "an asyncio task"),
     (re.compile(r"\bException in callback "), "an asyncio callback"),
     (re.compile(r"^Process \S+:$"), "a child process"),
 )
-# Printed before the traceback of an exception that Python or its logging module only reports; the process continues.
+# This precedes the traceback of an exception that Python or its logging only reports; the process continues.
 _UNRAISABLE = re.compile(r"^(?:Exception ignored |Error in (?:sys|atexit)\.|--- Logging error ---$)")
 # asyncio prints the task below its message.
 SUBJECT = re.compile(r"^(?:future|task|handle): <")
-# Used as the exception type where the text ends before the exception.
+# This is the exception type where the text ends before the exception.
 TRUNCATED = "truncated traceback"
-# In a message of several lines: what announces the line below it, how many errors there are, names of things.
+# In a message of several lines, these announce the next line, count errors or name things.
 _LABEL = re.compile(r"^[\w ]{0,40}\b(?:error|reason|cause|details?|because|message)\b[\w ]{0,20}:$", re.IGNORECASE)
-# Marks a place in the line of code above it; what is wrong there is said below it.
+# This marks a place in the line of code above it; the line below says what is wrong there.
 _CARETS = re.compile(r"^\s*~*\^[~^]*\s*$")
 _PLACE_NAMED = re.compile(r"(?<![\w/])/[\w.-]+/[\w.-]|['\"`][^'\"`]+['\"`]")
 _COUNT = re.compile(r"\b\d+ (?:[\w-]+ )?(?:errors?|exceptions?|problems?|failures?)\b")
@@ -68,7 +68,7 @@ _OTHER_TEXT = re.compile(
     r"|^Fatal Python error|^\d{4}-\d\d-\d\d|^(?:Original )?Traceback"
     r"|^Exception (?:ignored|in) |^Error in |^--- Logging error|^(?:ERROR:asyncio:)?(?:Task|Future) exception was"
     r"|^ERROR:|^Process \S+:$"
-    # Printed by launchers and shells for a process that has ended.
+    # Launchers and shells print this for a process that has ended.
     r"|^\S+: line \d+: +\d+ [A-Z]|^(?:srun|slurmstepd|mpirun|prterun): |\bfailed \(exitcode: "
     r"|^\s*(?:time|host|rank|exitcode|error_file)\s+: "
 )
@@ -161,7 +161,7 @@ class Trace:
 
     @property
     def lost_parent(self) -> bool:
-        """Whether it is that of a process whose parent ended while it started it."""
+        """Whether the traceback is of a process whose parent ended while starting it."""
         return any(_CHILD.search(frame.file) and frame.function == "_main" for frame in self.frames[-1:])
 
     @property
@@ -261,7 +261,7 @@ def _read_traceback(lines: list[str], start: int) -> tuple[Trace | None, int]:
         line = lines[number]
         frame = _FRAME.match(line)
         if frame is not None:
-            file = frame["file"].replace("\\", "/")  # Windows'
+            file = frame["file"].replace("\\", "/")  # Windows uses backslashes
             frames.append(StackFrame(file, read_number(frame["line"]), frame["function"] or ""))
         elif line.strip() and len(line) - len(line.lstrip()) <= indent:
             break

@@ -42,9 +42,9 @@ _WINDOW_NS = 60_000_000_000
 _WINDOWS_NS = {"cuda_error": 200_000_000}
 # Exits without a reason have the same cause only within this time.
 _UNEXPLAINED_WINDOW_NS = 10_000_000_000
-# No rank is blamed for these.
+# No rank is to blame for these.
 _OUTSIDE = ("rendezvous_timeout", "port_in_use", "nccl_network", "node_lost")
-# What fails on one rank fails on each that gets as far: one rank alone says nothing of those that were stopped first.
+# This fails alike on each rank that gets as far, so one rank alone says nothing of ranks that were stopped first.
 _SAME_ON_ALL = ("permission_import_missing_module",)
 # These happen to all ranks: which one was first is chance.
 _TO_ALL = ("rendezvous_timeout", "port_in_use", "node_lost", "signal_preempted")
@@ -73,7 +73,7 @@ class _Cause(NamedTuple):
     node: str | None = None
     missing: MissingRanks | None = None
     t_ns: int | None = None
-    """When it happened, where no finding shows it."""
+    """The time when it happened, where no finding shows it."""
     at_least: bool = False
     """Ranks that supervisor stopped may have been about to fail alike."""
 
@@ -205,7 +205,7 @@ def _own_failure(findings: list[Finding], context: JobContext, lost: int | None)
     return _Cause(
         findings=same,
         scope=scope,
-        # Which ranks are affected is not established while some could not show it.
+        # The affected ranks are not established while some could not show it.
         confidence="supported" if at_least and confidence == "established" else confidence,
         at_least=at_least,
         category=first.category,
@@ -233,19 +233,19 @@ def _named_itself(candidates: Sequence[Finding]) -> Finding:
 
 
 def _may_be_more(first: Finding, ranks: list[int], same: list[Finding], findings: list[Finding]) -> bool:
-    """Whether ranks that we stopped may have been about to fail alike: where several did, or any rank would."""
+    """Return whether ranks that we stopped may have been about to fail alike: where several did, or any rank would."""
     if len(ranks) < 2 and first.category not in _SAME_ON_ALL:
         return False
     return any(_is_undecided(each) for each in findings if each not in same)
 
 
 def _is_undecided(finding: Finding) -> bool:
-    """Whether we stopped a rank whose text shows no failure of its own, nor of others."""
+    """Return whether we stopped a rank whose text shows no failure of its own, nor of others."""
     return finding.role == STOPPED and finding.category == "signal_preempted"
 
 
 def _same_cause(first: Finding, other: Finding) -> bool:
-    """Whether the other rank failed alike at about the same time, even if we then stopped it."""
+    """Return whether the other rank failed alike at about the same time, even if we then stopped it."""
     if other.role not in (PRIMARY, UNEXPLAINED, STOPPED) or not _fails_alike(first, other):
         return False
     if other.role != first.role and other.role != STOPPED:
@@ -513,7 +513,7 @@ def _fingerprint(cause: _Cause) -> str:
 def _odd_one_out(first: Finding, findings: Sequence[Finding], ranks: Sequence[int], context: JobContext) -> int | None:
     """Return the only rank that differs from all others, or for which they waited, according to two or more of them.
 
-    Not one that fails alike and names no other: then the texts are about something that all ranks share.
+    A rank that fails alike and names no other is left out: the texts are about something that all ranks share.
     """
     reports = [each for each in findings if each.category == first.category and each.peer not in (None, each.rank)]
     votes = Counter(each.peer for each in reports)
@@ -534,18 +534,18 @@ def _odd_one_out(first: Finding, findings: Sequence[Finding], ranks: Sequence[in
 
 
 def _is_wrong_size(finding: Finding) -> bool:
-    """Whether a rank only received a tensor of the wrong size: the sender is to blame."""
+    """Return whether a rank only received a tensor of the wrong size: the sender is to blame."""
     return finding.headline == WRONG_SIZE
 
 
 def _fails_alike(first: Finding, other: Finding) -> bool:
-    """Whether two ranks failed alike; for GPU errors without times any two count: the first GPU is unknown."""
+    """Return whether two ranks failed alike; for GPU errors without times any two count: the first GPU is unknown."""
     unordered = first.t_ns is None and other.t_ns is None and first.category == other.category == "cuda_error"
     return bool(other.fingerprint) and (other.fingerprint == first.fingerprint or unordered)
 
 
 def _is_hearsay(finding: Finding) -> bool:
-    """Whether a rank reports a failure of NCCL or a child without a reason, and its exit was not observed."""
+    """Return whether a rank reports a failure of NCCL or a child without a reason, and its exit was not observed."""
     without_reason = finding.category == "nccl_system_error" or finding.headline == CHILD_FAILED
     return without_reason and finding.role == UNEXPLAINED and not finding.ended
 
@@ -574,7 +574,7 @@ def _lost_first(evidence: Sequence[RankEvidence], findings: Sequence[Finding]) -
 def _earliest_failure(broken: Sequence[Finding]) -> Finding:
     """Return the first of several failures by time or, in one file, by line; otherwise the most informative one.
 
-    What a launcher did to the ranks that it stopped is the least informative.
+    The way in which a launcher stopped ranks is the least informative.
     """
     broken = [each for each in broken if each.category != "signal_preempted"] or broken
     if all(each.t_ns is not None for each in broken):

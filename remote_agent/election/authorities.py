@@ -35,7 +35,7 @@ def add(path: Path, text: str) -> None:
         return
     both = "".join({**known, **added}.values())
     try:
-        # What cannot be read later would shut all nodes out.
+        # A certificate that cannot be read later would shut all nodes out.
         ssl.create_default_context(cadata=both)
     except ssl.SSLError as error:
         raise Problem("bad_request", f"not a certificate: {error}") from error

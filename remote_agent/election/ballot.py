@@ -63,7 +63,7 @@ class Ballot:
             return False
         if coordinator != self.view.me:
             self.former = coordinator
-        # Only a vote, and a proposal on the disk, are promises: nothing waits for this.
+        # Nothing waits for this to be stored: only a vote, and a proposal on the disk, are promises.
         self._changed.set()
         if coordinator != self._followed:
             self._followed = coordinator

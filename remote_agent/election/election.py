@@ -160,7 +160,7 @@ class Election:
             return await self._stand(force, given_up)
 
     def _is_removed(self) -> bool:
-        """Whether an operator has removed this node: it votes until a group without it has formed, and leads none."""
+        """Return whether an operator removed this node: it votes until a group without it has formed but leads none."""
         own = self._fold.state.nodes.get(self._me)
         return own is not None and own.status == "removed"
 
@@ -170,7 +170,7 @@ class Election:
         for pause_s in SUCCESSOR_PAUSES_S:
             if not refusal:
                 break
-            # Another member may not know yet who the successor is.
+            # Another member may not know the successor yet.
             await asyncio.sleep(pause_s)
             refusal = await self.stand()
         return refusal
@@ -219,7 +219,7 @@ class Election:
     def renew_beyond(self, term: int) -> None:
         """Renew our term as coordinator if a node is in a newer one: otherwise it cannot follow us.
 
-        Only while we hold our group: otherwise the newer term may be that of another coordinator.
+        We do so only while we hold our group: otherwise the newer term may be that of another coordinator.
         """
         if self._role.needs_term_above(term):
             self._tasks.spawn(self.renew(term), "renew the term")
@@ -297,7 +297,7 @@ class Election:
             yield Answer({**answer, "reset": reset, "records": chunk})
 
     def _is_coordinator(self) -> bool:
-        """Whether this node is the coordinator, and has not named a successor."""
+        """Return whether this node is the coordinator, and has not named a successor."""
         return self._role.is_held and self._ballot.view.coordinator == self._me
 
     async def _on_who(self, node: str, channel: Channel | None, args: Args) -> Answer:

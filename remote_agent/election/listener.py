@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HANDSHAKE_S = 5.0
-# What is left of that, at least, for a stranger that was silent until the end.
+# A stranger that was silent until the end still gets this long for the handshake.
 LEAST_S = 0.1
-# Slots for strangers, in addition to one for each node: all nodes may connect at once.
+# Each node has slots of its own besides these for strangers, because all nodes may connect at once.
 STRANGERS = 16
-# A node's link to the coordinator, a question, a request for a vote, an announcement; two for a snapshot that it
-# takes, and one for the last output of ranks.
+# A node connects to the coordinator, asks, requests a vote, announces; it takes a snapshot (two), and the last output
+# of ranks.
 PER_NODE = 7
 # The pause before accepting again when the machine has no descriptor or memory for a connection.
 EXHAUSTED_S = 1.0

@@ -32,7 +32,7 @@ class Member:
     coordinator: str | None = None
     contact: float = 0.0
     dead_since: float | None = None
-    """Since when nothing listens at the coordinator's address any more."""
+    """The time since which nothing listens at the coordinator's address any more."""
     successor: str | None = None
     """The successor that the coordinator named when it left."""
 
@@ -53,7 +53,7 @@ def accept(member: Member, term: int, coordinator: str, now: float) -> tuple[Mem
 
 
 def is_news(member: Member, term: int, coordinator: str) -> bool:
-    """Whether that is a coordinator that we do not know yet; a node never learns from others that it is one itself."""
+    """Return whether that is a coordinator that we do not know; a node never learns from others that it is one."""
     if coordinator == member.me:
         return False
     return term > member.term or (term == member.term and member.coordinator is None)
@@ -70,12 +70,12 @@ def refused(member: Member, now: float) -> Member:
 
 
 def lease_over(member: Member, now: float) -> bool:
-    """Whether our workers must be dead by now."""
+    """Return whether our workers must be dead by now."""
     return now - member.contact > leases.LEASE * member.node_timeout
 
 
 def leaderless(member: Member, now: float) -> bool:
-    """Whether a new coordinator may be elected, as far as this node knows."""
+    """Return whether a new coordinator may be elected, as far as this node knows."""
     if member.coordinator == member.me:
         return False
     if member.coordinator is None or member.successor is not None:
@@ -85,8 +85,8 @@ def leaderless(member: Member, now: float) -> bool:
 
 
 def election_due(member: Member, order: list[str], now: float) -> bool:
-    """Whether it is this node's turn to ask for votes; order: the last group without its coordinator."""
-    # Term 0: no coordinator is named yet; that is up to the launch.
+    """Return whether it is this node's turn to ask for votes; order: the last group without its coordinator."""
+    # In term 0 no coordinator is named yet; that is up to the launch.
     if not member.term or member.me not in order or not leaderless(member, now):
         return False
     start = member.contact + leases.LEASE * member.node_timeout

@@ -71,7 +71,7 @@ class Peers:
         """
         if certain:
             self._certain.update({name: dict(where) for name, where in members.items()})
-        # What others say of this node's own agent may be older than its last start.
+        # Others may have stale facts about this node's own agent, from before its last start.
         self.members.update({**{name: dict(where) for name, where in members.items()}, **self._own})
         if self.members != self._written and not self._writing:
             self._writing = True
@@ -109,7 +109,7 @@ class Peers:
         where = self.members[node]
         there = f"{node} ({where['address']}:{where['port']})"
         try:
-            # As `connect`: names of nodes are not host names.
+            # Host names are not checked, because names of nodes are not host names.
             context = tls_context(self._files, ssl.Purpose.SERVER_AUTH)
             context.check_hostname = False
             plain = socket.create_connection((where["address"], int(where["port"])), CONNECT_TIMEOUT_S)
@@ -123,7 +123,7 @@ class Peers:
         return sock
 
     async def is_dead(self, node: str) -> bool:
-        """Whether a node's machine answers and nothing listens where its agent is known to have listened."""
+        """Return whether a node's machine answers and nothing listens where its agent is known to have listened."""
         where = self._certain.get(node)
         return where is not None and await is_dead(where["address"], int(where["port"]))
 
@@ -138,7 +138,7 @@ class Peers:
             return None
 
     def is_endpoint(self, nodes: Container[str]) -> bool:
-        """Whether one of these nodes listens at the job's endpoint; also true where the job has no endpoint."""
+        """Return whether one of these nodes listens at the job's endpoint; also true where the job has no endpoint."""
         port = split_endpoint(self.endpoint, 0)[1]
         return not port or any(name in nodes and where["port"] == port for name, where in self.members.items())
 
@@ -159,7 +159,7 @@ class Peers:
             log.info("%s to %s: %s", op, node or "the endpoint", error)
             return None
         finally:
-            # Not close(): a host without power would be waited for.
+            # close() would wait for a host without power.
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
 
@@ -223,7 +223,7 @@ async def connect(files: JobFiles, node: str, address: str, port: int, handler: 
 
 
 async def is_dead(address: str, port: int) -> bool:
-    """Whether the machine answers that nothing listens there."""
+    """Return whether the machine answers that nothing listens there."""
     try:
         _, writer = await asyncio.wait_for(asyncio.open_connection(address, port), 2.0)
     except ConnectionRefusedError:

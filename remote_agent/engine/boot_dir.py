@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 __all__ = ["IMPORTS", "WAIT_ORDER", "BootDirectory", "add_bootstrap", "command", "waiting_directory"]
 
-# The same as torchrun's run_script_path.
+# torchrun runs the same code (run_script_path).
 RUN_PATH = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
-# Beginnings of directory names: of a generation, of a waiting process, of either in the system's directory.
+# Names of directories begin like this: of a generation, of a waiting process, of either in the system's directory.
 _PREFIXES = (".run-", ".wait-", "supervisor-run-")
 
 
@@ -45,9 +45,9 @@ class BootDirectory:
         self.requests: dict[tuple[int, str], asyncio.Future[bytes]] = {}
         """The newest request of each kind to each rank's worker server."""
         self.handlers: dict[int, frozenset[str]] = {}
-        """By rank: what its worker server can be asked."""
+        """The requests that the worker server of a rank can answer."""
         self._directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        # Also open for writing: the pipe never ends then, and workers can see that the engine is alive.
+        # The pipe is open for writing too, so that it never ends, and workers can see that the engine is alive.
         self.pipe = os.open(self.path / PIPE, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def messages(self) -> list[tuple[str, int, int]]:
@@ -97,7 +97,7 @@ def _compiled(file: str, name: str) -> tuple[bytes, bytes]:
     if source is None:
         raise FileNotFoundError(f"remote_agent/engine/{file} is missing from the agent")
     code = marshal.dumps(compile(source, f"{name}.py", "exec", dont_inherit=True))
-    # Flag 1: valid by the hash of the source, without checking the source.
+    # Flag 1 means that the hash of the source makes it valid, and that the source is not checked.
     head = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + importlib.util.source_hash(source)
     return source, head + code
 

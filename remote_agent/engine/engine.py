@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 START_S = 20.0
 # From the agent's death to the end of all its workers at most two seconds may pass.
 VANISH_S = 0.7
-# The share of the granted time after which we look a second time: when this process was stopped, the agent's renewal
+# After this share of the granted time the lease is checked again: if this process was stopped, the agent's renewal
 # may be waiting in the pipe.
 FIRST_LOOK = 0.9
 
@@ -336,7 +336,7 @@ class Engine:
                 log.error("cannot send notice %s: %s", op, error)
 
     def _child_died(self) -> None:
-        # During a start the pids of the workers are not known yet.
+        # During a start, the pids of the workers are not known yet.
         if self._group is not None and self._starting is None:
             self._group.tend()
 
@@ -378,7 +378,7 @@ def inherit_nothing_unusual() -> None:
     """Undo the agent's signal handlers, mask and variables, so that workers start as under torchrun."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
-        # Not SIG_IGN, which a worker would inherit; a handler is reset when it starts.
+        # A worker would inherit SIG_IGN; a handler is reset when it starts.
         signal.signal(number, lambda _number, _frame: None)
     forget_own_variables()
 

@@ -23,11 +23,11 @@ TAIL_BYTES = 64 * 1024
 # Lines of larger files are not counted: up to here it takes about 50 ms.
 COUNT_BYTES = 64 * 1024 * 1024
 ERROR_BYTES = 4 * 1024 * 1024
-# Limit for a message or a call stack: it goes into every node's journal, and what matters is at its ends.
+# A message or a call stack goes into every node's journal, so it is limited; its beginning and end matter most.
 TEXT_CHARS = 32 * 1024
-# Limit for all ranks of a node: they go into one frame, and twice when the node joins again.
+# The evidence of all ranks of a node goes into one frame, and twice if the node joins again, so it is limited too.
 NODE_BYTES = 3 * 1024 * 1024
-# Limits for a line, where many ranks of a node print long lines such as progress bars.
+# The limit for a line is lower if many ranks of a node print long lines such as progress bars.
 LINE_CHARS = (8192, 2048, 512, 128, 32)
 
 
@@ -68,7 +68,7 @@ def read_tail(path: Path) -> tuple[str, int | None]:
         return "", None
     lines = text.split(b"\n")
     if start > 0:
-        # The first line began before the window.
+        # The first line is incomplete.
         lines = lines[1:] or lines
     if lines and not lines[-1]:
         lines.pop()
@@ -91,7 +91,7 @@ def read_evidence(directory: Path, ranks: int = 1) -> RankExit:
     try:
         return _fitting(_read(directory), NODE_BYTES // max(1, ranks))
     except Exception:
-        # The death must be reported whatever a script has written.
+        # The death must be reported whatever the script has written.
         log.exception("cannot read what is left in %s", directory)
         return {"error": None, "tail": "", "stderr_lines": None, "said": None, "nccl": ""}
 

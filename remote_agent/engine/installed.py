@@ -28,11 +28,11 @@ log = logging.getLogger(__name__)
 
 # A cold file system may need this long to import torch.
 IMPORT_S = 300.0
-# How many installations a node remembers.
+# A node remembers this many installations.
 MAX_KNOWN = 16
-# Names in /dev whose appearance changes what torch sees.
+# If such a name appears in /dev, torch sees something else.
 DEVICES = ("nvidia", "kfd", "dri", "accel")
-# Variables that change what torch is, or what it sees.
+# These variables change what torch is, or what it sees.
 VARIABLES = ("PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD", *SELECTORS)
 _read_facts = reader(TorchFacts, "torch", "python", "gpus", "devices", "cuda", "nccl", "leaked")
 Ask = Callable[[], Awaitable["TorchFacts"]]

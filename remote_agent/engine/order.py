@@ -21,7 +21,7 @@ from remote_agent.wire.gate import Misfit, text
 from remote_agent.wire.job_spec import read_fields
 
 KINDS = ("script", "module", "run_path", "binary")
-# Variables for the agent that workers must not inherit.
+# Workers must not inherit these variables of the agent.
 OWN_VARIABLES = ("SUPERVISOR_HOME",)
 
 
@@ -129,7 +129,7 @@ def worker_environment(order: Order, local_rank: int, leaked: dict[str, str]) ->
         env["CUDA_VISIBLE_DEVICES"] = _own_device(base.get("CUDA_VISIBLE_DEVICES"), local_rank)
     env.update(rank_files(order.log_dir / f"rank_{rank}", base))
     if "PWD" in base:
-        # As if a shell had started torchrun in that directory.
+        # The value is as if a shell had started torchrun in that directory.
         env["PWD"] = order.cwd
     return env
 

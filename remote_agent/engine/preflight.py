@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from remote_agent.wire import Args
     from remote_agent.wire.answers import AllReduce, TorchFacts
 
-# 16 MiB of floats: enough to show a slow link, small enough for any GPU.
+# 16 MiB of floats are enough to show a slow link, and small enough for any GPU.
 ELEMENTS = 4 * 1024 * 1024
 ROUNDS = 5
 

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 PR_SET_CHILD_SUBREAPER = 36
 SPARED_END_S = 5.0
-# Used only where the kernel has no pidfd (before 5.3).
+# This is used only if the kernel has no pidfd (before 5.3).
 POLL_S = 0.05
 # This variable marks every process that a rank has started.
 ERROR_FILE = b"TORCHELASTIC_ERROR_FILE="
@@ -55,7 +55,7 @@ class RankProcess:
         self.pid = pid
         self.directory = directory
         self.over_ns: int | None = None
-        """When its script was over, as reported by the bootstrap."""
+        """The time when its script was over, as reported by the bootstrap."""
         self.sent: str | None = None
         """The last signal that an operator sent."""
         self._pidfd = _open_pidfd(pid)
@@ -97,7 +97,7 @@ class Worker(RankProcess):
         self.started = start_ticks(pid)
         self.death: Death | None = None
         self.asked_ns: int | None = None
-        """When we first signalled it while it was alive: we caused its death then."""
+        """The time when we first signalled it while it was alive: we caused its death then."""
         self._poller: asyncio.Task[None] | None = None
 
     @property
@@ -265,7 +265,7 @@ class Leftovers(Orphans):
 def end_all_marked(root: Path, deadline_s: float) -> bool:
     """Kill all that ranks of a job have started, whoever its parent is; returns whether all of it died in time.
 
-    For the agent that follows one that was killed together with its engine. `root`: the job's directory; other nodes
+    The agent that follows one killed together with its engine uses it. `root`: the job's directory; other nodes
     of the job may have the same path and see the same processes.
     """
     mark = ERROR_FILE + os.fsencode(root) + b"/"

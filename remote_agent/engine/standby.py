@@ -40,24 +40,24 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# From the order to the pids of the ranks; it takes milliseconds, on a node that swaps more.
+# From the order to the pids of the ranks it takes milliseconds, on a node that swaps more.
 FORK_S = 3.0
-# On a busy node; then it is given up.
+# On a busy node, loading may take this long; then the process is given up.
 LOAD_S = 600.0
-# How long the ranks of a launch wait for it: it loads what they would have to load, and has begun before them.
+# The ranks of a launch wait this long for the process, which has already begun to load what they need.
 LAUNCH_S = 45.0
-# The share of the node's free memory that it may take, and what it is expected to take before it is known.
+# The process may take this share of the node's free memory; before its size is known, this size is expected.
 MEMORY_SHARE = 0.1
 EXPECTED_KB = 400 * 1024
-# A module, and what a script takes from it by name: lazy packages load what is asked of them.
+# An entry is a module, with an attribute that the script takes from it: lazy packages load only what is requested.
 MODULE = re.compile(r"\w+(\.\w+)*(:\w+)?")
-# A statement that sets a variable, as ast.unparse writes it.
+# This matches a statement that sets a variable, as ast.unparse writes it.
 SETS = re.compile(r"(?:os\.)?environ(?:\[|\.setdefault\()'(\w+)'(?:\] = |, )'([^'\\]*)'\)?")
-# How many lists a node keeps, one for each script and interpreter.
+# A node keeps at most this many lists, one for each script and interpreter.
 MAX_LISTS = 64
-# What a package imports only when a training script uses it: for torch, that is an optimizer's first step.
+# A package imports this only when a training script uses it: for torch, that is an optimizer's first step.
 LOADED_LATE = {"torch": "torch._dynamo"}
-# A rank's own variables. The waiting process has none of them, and what asks for one when it is imported is left out.
+# Each rank has its own values. The waiting process has none; a module that asks for one on import is left out.
 PER_RANK = frozenset(
     (
         *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"),
@@ -68,7 +68,7 @@ PER_RANK = frozenset(
 )
 # Libraries read these when a group is formed, not when they are loaded.
 LATE = ("NCCL_", "GLOO_")
-# The next job's login has its own.
+# The login of the next job has its own values.
 LOGIN = ("SSH_", "XDG_SESSION_")
 InThread = Callable[..., Awaitable[Any]]
 
@@ -123,7 +123,7 @@ class Memory:
         order, folder = started.order, Path(started.order.standby)
         script = _digest([order.kind, order.script, sys.executable, sys.version])
         self._path = folder / f"{script}-{_digest([order.cwd])}.json"
-        # A tree that is new here begins with what the newest other one's script of that name has loaded.
+        # A tree that is new here begins with what this script has loaded in the newest other tree.
         others = _newest_first(folder, f"{script}-*.json")
         nothing: KnownScript = {}
         self._known = next((known for path in (self._path, *others) if (known := _read_known(path))), nothing)
@@ -229,7 +229,7 @@ def _statements(order: Order, choose: Callable[[list[ast.stmt]], Iterable[ast.st
     try:
         return list(choose(ast.parse(Path(order.cwd, order.script).read_bytes()).body))
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return []  # Python tells the ranks, too
+        return []  # Python reports the error to the ranks too
 
 
 def _run_at_import(statements: Sequence[ast.AST]) -> Iterator[ast.stmt]:
@@ -247,7 +247,7 @@ def _is_package(name: str, folders: Sequence[str]) -> bool:
 
 
 class Standby:
-    """At most one waiting process. An owner must await `close`."""
+    """The waiting process, of which there is at most one. An owner must await `close`."""
 
     def __init__(self, orphans: Orphans, in_thread: InThread, notify: Callable[[StandbyStatus], None]) -> None:
         self._orphans = orphans
@@ -257,7 +257,7 @@ class Standby:
         self._process: subprocess.Popen[bytes] | None = None
         self._made_for: LastStart | None = None
         self._names: frozenset[str] = frozenset()
-        """What it was told to load."""
+        """The names that it was told to load."""
         self._set: dict[str, str] = {}
         """What the script sets before it imports them."""
         self._folder: Path | None = None
@@ -295,7 +295,7 @@ class Standby:
         memory = Memory(started)
         made = self._made_for
         if self._process is not None and is_urgent and made is not None:
-            # One that an earlier job has left.
+            # An earlier job has left this process.
             why = self._differs(made, started.order, {0: started.env})
             if why:
                 await self._end(why)
@@ -307,7 +307,7 @@ class Standby:
                 self._say("loading", "")
             return None
         if not memory.modules:
-            # Before a launch that is no failure.
+            # Before a launch, this is no failure.
             return None if is_urgent else self._fail("no modules to load are known")
         short = shortage(memory.pss_kb, Path(started.order.cwd))
         if short:
@@ -325,7 +325,7 @@ class Standby:
             self._set = set_by(order)
             env = {name: value for name, value in {**started.env, **self._set}.items() if not varies(name)}
             boot_dir.add_bootstrap(env, self._folder)
-            # By this the next agent would know what its ranks have started.
+            # This variable shows the next agent what processes its ranks have started.
             env["TORCHELASTIC_ERROR_FILE"] = f"{self._folder}/"
             document = {"descriptor": theirs.fileno(), **self._to_load(order, memory, is_urgent)}
             (self._folder / boot_dir.WAIT_ORDER).write_text(json.dumps(document), encoding="utf-8")

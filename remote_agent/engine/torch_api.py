@@ -64,7 +64,7 @@ __all__ = [
 ]
 
 NO_CUSTOM_BACKEND = "privateuseone"
-# For our own client of a store that this process serves: a longer wait means that the address is not ours.
+# Our own client waits for a store in this process; a longer wait means that the address is not ours.
 STORE_TIMEOUT = timedelta(seconds=20)
 
 # At every start torch warns that a thread cannot install its signal handlers. We use a thread for that very reason.

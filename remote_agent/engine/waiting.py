@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 ORDER = "wait.json"
 PR_SET_PDEATHSIG = 1
-# Where torch does not seed its generator from the system, this is what it begins with.
+# Where torch does not seed its generator from the system, it begins with this.
 TORCH_SEED = 67280421310721
 # While ranks compute it uses this share of a core, by pausing between two modules.
 SHARE = 0.5
-# Threads that survive a fork: jemalloc starts its own again (background_thread_postfork_child).
+# These threads survive a fork: jemalloc starts its own again (background_thread_postfork_child).
 FORKABLE = frozenset({b"jemalloc_bg_thd"})
-# Without it nothing is won.
+# Without torch, waiting saves nothing.
 NEVER_LEFT_OUT = "torch"
 
 
@@ -59,10 +59,10 @@ def wait(here: str, known: set[str]) -> str:
     with open(os.path.join(here, ORDER), encoding="utf-8") as file:
         order = json.load(file)
     wire = EnginePipe(int(order["descriptor"]))
-    # If memory runs out it is the first to be killed.
+    # If memory runs out, this process is killed first.
     oom = _read("/proc/self/oom_score_adj")
     _write("/proc/self/oom_score_adj", b"1000")
-    # It shows in /proc whose process this is, and is nobody's variable.
+    # /proc shows by this variable whose process this is; nobody else may see it.
     os.environ.pop("TORCHELASTIC_ERROR_FILE", None)
     first = dict(os.environ)
     stamp = Stamp([])
@@ -150,9 +150,9 @@ def memory_kb() -> int:
 
 
 class Environ(dict):  # type: ignore[type-arg]
-    """The dictionary below os.environ while modules load: it tells who asks for a variable.
+    """The dictionary below os.environ while modules load: it reports which module asks for a variable.
 
-    Those that vary by rank are not there, so nobody sees them who looks at all variables.
+    Variables that vary by rank are missing, so code that looks at all variables does not see them.
     """
 
     def __init__(self, data: dict[bytes, bytes], asked: Callable[[str], None]) -> None:
@@ -171,18 +171,18 @@ class Environ(dict):  # type: ignore[type-arg]
 class Loading:
     """The first finder while modules load: it refuses packages that are left out, and sees which module is odd.
 
-    Of modules that import each other the innermost is to blame; a package that is left out can still be found.
+    If modules import each other, the innermost is to blame; a package that is left out can still be found.
     """
 
     def __init__(self, order: LoadOrder) -> None:
         self._left_out = frozenset(order["left_out"])
         self._varying, self._prefixes = frozenset(order["varying"]), tuple(order["prefixes"])
         self.needs: dict[str, str] = {}
-        """By package: the one that is left out and that a module of it imports."""
+        """The package that is left out and that a module of a package imports, by the latter."""
         self._running: list[str] = []
         self._descriptors = _descriptors()
         self._by: dict[str, str] = {}
-        """By descriptor or thread: the package that was being loaded when it was first there."""
+        """The package that was being loaded when a descriptor or thread first existed."""
         self._asked: NotForkable | None = None
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
@@ -282,7 +282,7 @@ def _load_one(name: str) -> None:
         if attribute:
             getattr(module, attribute, None)
     except (Exception, SystemExit, LeftOut):  # noqa: BLE001  whatever a module raises: the script gets it itself
-        # A module whose package has failed would not be found in it.
+        # The package would lack a module that was imported before it failed.
         for one in list(sys.modules):
             package = one.rpartition(".")[0]
             if package and package not in sys.modules:
@@ -308,7 +308,7 @@ def _descriptors() -> set[str]:
         try:
             descriptors.add(f"{name} {os.readlink('/proc/self/fd/' + name)}")
         except OSError:
-            continue  # the one that lists them
+            continue  # this descriptor lists the others
     return descriptors
 
 
@@ -339,7 +339,7 @@ class Stamp:
 
     def __init__(self, paths: list[str]) -> None:
         files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
-        # What a package writes to /tmp for itself is gone when the first rank ends.
+        # Files of a package in /tmp are gone when the first rank ends.
         installed = {file for file in files if isinstance(file, str) and "-packages" in file}
         self._seen = {path: _stat(path) for path in (*installed, *paths)}
 
@@ -383,7 +383,7 @@ def fork_ranks(ranks: list[ForkedRank], wire: EnginePipe) -> ForkedRank | None:
     if middle == 0:
         number = _fork_each(len(ranks))
         os.setsid()
-        # From now on it can be killed with all that it starts.
+        # From now on, this process can be killed with all that it starts.
         os.write(tell, b"%d %d\n" % (number, os.getpid()))
         for descriptor in (pids, tell, let_begin, wire.descriptor):
             os.close(descriptor)

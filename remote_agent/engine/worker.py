@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-# Names inside the engine's directory, which boot_dir.py uses too.
+# These are names inside the engine's directory, which boot_dir.py uses too.
 PIPE = "main"
 HIDDEN_NAME = "sitecustomize"
 IMPORTS = "imports"
@@ -147,7 +147,7 @@ class Imports:
             self._write(f"{name}\t{file}\n".encode(errors="replace"))
 
     def _write(self, line: bytes) -> None:
-        # Each one at once, because the last import cannot be recognised; a script must not see a descriptor of ours.
+        # Each name is written at once: the last import cannot be recognised, and scripts must not see our descriptors.
         try:
             notes = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         except OSError:
@@ -177,7 +177,7 @@ def record_failure(path: str) -> None:
 
     pid, main = os.getpid(), _thread.get_ident()
 
-    # An audit hook, not sys.excepthook, which scripts inspect and replace.
+    # An audit hook is used because scripts inspect and replace sys.excepthook.
     def on_event(event: str, args: tuple[Any, ...]) -> None:
         if event != "sys.excepthook" or os.getpid() != pid or _thread.get_ident() != main:
             return
@@ -311,7 +311,7 @@ def record_collectives() -> None:
     major, minor = (int(part) for part in version.split(".")[:2])
     if (major, minor) < RECORDS_BY_DEFAULT and not any(name in os.environ for name in RECORDER_NAMES):
         for name in RECORDER_NAMES:
-            # Visible to C code only: os.environ stays as under torchrun.
+            # Only C code sees the variable: os.environ stays as under torchrun.
             os.putenv(name, "2000")
 
 
@@ -329,7 +329,7 @@ def serve_stacks(here: str) -> None:
         server = without_server_log(lambda: _WorkerServer(path))
     finally:
         os.close(directory)
-    # Never destroyed: a forked child would wait forever for a thread that it does not have.
+    # The server is never destroyed: a forked child would wait forever for a thread that it does not have.
     _ctypes.Py_INCREF(server)
     # It ends with the process, but a request that needs the GIL while Python ends would abort the process.
     atexit.register(quietly, stop_serving, os.path.join(here, os.path.basename(path)), path, os.getpid())
@@ -350,7 +350,7 @@ def stop_serving(file: str, name: str, pid: int) -> None:
             _wait_for_clients(file, name, end)
             break
         except (SystemExit, KeyboardInterrupt):
-            # From the script's signal handler, at whichever step: the process is ending already.
+            # The script's signal handler may raise at any step; the process is ending already.
             continue
 
 

@@ -22,7 +22,7 @@ EVERY_S = 2.0
 SAVE_S = 60.0
 
 
-class Keeper:
+class HistoryKeeper:
     """The history of a job on this node; without `sample` as an ended job left it."""
 
     def __init__(self, path: Path) -> None:

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from remote_agent.wire.documents import NodeVitals, RankProgress, RankVitals
 
 RANK_KINDS = ("step", "loss", "lr", "grad_norm", "rate", "step_s", "rank_cpu")
-"""Of a rank: the last step, loss, learning rate, gradient norm, throughput, seconds of a step, and cores in percent."""
-# Of a node: percent of its processors, bytes of memory.
+"""A rank's last step, loss, learning rate, gradient norm, throughput, seconds of a step, and cores in percent."""
+# A node has percent of its processors and bytes of memory.
 _OF_NODE = {"cpu": "cpu", "mem": "mem_used"}
-# Of a GPU: percent, bytes, watts, degrees Celsius.
+# A GPU has percent, bytes, watts and degrees Celsius.
 _OF_GPU = {"gpu_use": "use", "gpu_mem": "mem_used", "gpu_power": "power", "gpu_temp": "temp"}
 
 

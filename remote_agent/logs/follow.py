@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 PIECE = 64 * 1024
 # A piece has lines of at most this time, so that ranks stay in order.
 PIECE_SPAN_NS = 100_000_000
-# Longest wait without a ring.
+# Without a ring, the wait ends after this time.
 _WAIT_S = 5.0
-# Least pause between two looks for new rows: each look reads the block at the end of a file again.
+# Looks for new rows have at least this pause: each look reads the block at the end of a file again.
 LOOK_S = 0.1
 # A record may continue this long after its last line: the gap, and what the times of lines are inexact by.
 _HOLD_NS = RECORD_GAP_NS + 100_000_000
-# Longest wait for the index of a file that existed before this agent.
+# The index of a file that existed before this agent is awaited at most this long.
 _INDEX_WAIT_S = 60.0
 
 Positions = dict["Key", int]
-"""Up to which byte, or line, each file has been given."""
+"""The byte, or line, up to which each file has been given."""
 
 
 class Piece(NamedTuple):
@@ -49,7 +49,7 @@ class Piece(NamedTuple):
     offset: int
     body: bytes
     dropped: int = 0
-    """Where the bytes begin that are still on the disk, if the body stands for those before them."""
+    """The place from which bytes are still on the disk, if the body stands for those before them."""
 
 
 class Pieces:
@@ -100,7 +100,7 @@ def ends_of(files: Sequence[LogFile]) -> Positions:
 
 
 class _Place:
-    """Up to which line, or byte, one file has been given, and up to where the present look goes."""
+    """The line, or byte, up to which one file has been given, and up to which the present look goes."""
 
     __slots__ = ("_epoch", "at", "by_bytes", "file", "is_final", "replaced", "stop")
 
@@ -135,7 +135,7 @@ class _Place:
         return not self.by_bytes and self.at < self.file.index.newlines
 
     def holds_back(self, record: Record) -> bool:
-        """True for a record that the next line may continue: the next look begins with it, so that it stays whole."""
+        """Return whether the next line may continue this record: the next look begins with it, so it stays whole."""
         if not record.is_last or self.is_final:
             return False
         if time.time_ns() - self.file.index.time_of(self.stop - 1) >= _HOLD_NS:
@@ -181,12 +181,12 @@ async def _follow(
     places: Places = {}
     while True:
         seen = view.bell.count
-        # Read before the files: in the other order, what is written in between would be missed.
+        # The end is read before the files; otherwise what is written in between would be missed.
         over = view.is_over() or (is_past and not is_whole)
         opened = []
         for file in view.files():
             if over or not by_bytes:
-                # Bytes are given as far as they are indexed; rows are in order only behind all that was there.
+                # Bytes are sent as far as they are indexed; rows are in order only if all earlier bytes are indexed.
                 is_waited_for = not by_bytes and (over or not file.is_counted)
                 await index_until(file, None, _INDEX_WAIT_S if is_waited_for else 0.0)
             place = places.get(file.key) or places.setdefault(file.key, _Place(file, begin(file), by_bytes=by_bytes))
@@ -236,5 +236,5 @@ async def _rows(opened: list[Source[Record]], places: Places) -> AsyncGenerator[
 
 
 def _is_behind(file: LogFile) -> bool:
-    """True when bytes of a file have yet to be read; a file that is gone has nothing more to give."""
+    """Return whether bytes of a file have yet to be read; a file that is gone has nothing more to give."""
     return file.behind and file.path.exists()

@@ -42,7 +42,7 @@ _NEWLINE = b"\n"
 DROPPED = DEBUG | INFO | WARN | ERROR | NCCL
 
 
-# By level: matches the bits of a block that may hold a line of this level or a worse one.
+# For each level, this matches the bits of a block that may hold a line of that level or a worse one.
 _OF_LEVEL = {
     level: re.compile(b"[" + b"".join(b"\\x%02x" % bits for bits in range(256) if bits & (NCCL - 1) >= level) + b"]")
     for level in (0, DEBUG, INFO, WARN, ERROR)
@@ -55,7 +55,7 @@ _RECORD = struct.Struct("<QQqBBH")
 _CHECK = struct.Struct("<I")
 SIZE = _RECORD.size + _CHECK.size
 _FLAG_UPPER = 1
-# Not an entry: all bytes before `offset` are covered by the entries before this record.
+# This flag marks no entry: all bytes before `offset` are covered by the entries before this record.
 _FLAG_COVERED = 2
 # The bits include NCCL's; those of older agents do not.
 _FLAG_NCCL = 4

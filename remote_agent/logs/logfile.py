@@ -29,7 +29,7 @@ _STAMP = 16
 _TAIL_OF_OLD_FILE = 64 * 1024
 
 
-# Two generations of 32 ranks with three streams each; far below the usual limit of 1,024 open files.
+# This suffices for two generations of 32 ranks with three streams each; the usual limit is 1,024 open files.
 OPEN_LIMIT = 192
 
 
@@ -101,7 +101,7 @@ def hole_end(fd: int) -> int:
 
 
 class Key(NamedTuple):
-    """Which stream of which rank of which generation."""
+    """The generation, rank and stream of a file."""
 
     generation: int
     rank: int

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar, Union
 from remote_agent.logs.index import MARK_GAP_NS
 from remote_agent.logs.records import Backwards, Forwards, Record
 from remote_agent.logs.selection import BODY_LIMIT
-from remote_agent.logs.slices import Breather
+from remote_agent.logs.slices import TimeSlice
 from remote_agent.logs.window import entry_of, index_until
 from remote_agent.wire import Answer
 from remote_agent.wire.answers import MAX_ROWS
@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from remote_agent.wire.answers import LogPage
 
 _INDEX_WAIT_S = 0.5
-# Longest search for rare rows, from its first step on.
+# A search for rare rows takes at most this long from its first step on.
 _LOOK_S = 0.5
-# Later than every file.
 _LATEST_NS = 2**63 - 1
 
 _Source = Union[Backwards, Forwards]
@@ -74,7 +73,7 @@ class _Heap:
 
     async def fill(self) -> None:
         """Add the bound of each file, without reading it."""
-        breather = Breather()
+        time_slice = TimeSlice()
         for number, file in enumerate(self._files):
             await index_until(file, None, 0.0)
             if file.behind:
@@ -84,7 +83,7 @@ class _Heap:
             else:
                 source = self._source(file)
                 self._put(number, source, None, source.bound_ns())
-            await breather.breathe()
+            await time_slice.pause_if_over()
 
     def top_ns(self) -> int | None:
         """Return a lower bound of the times of all records left (backwards: an upper bound)."""
@@ -115,7 +114,7 @@ class _Heap:
 
 async def in_order(sources: Sequence[Source[Item]]) -> AsyncGenerator[tuple[LogFile, Item], None]:
     """Yield the items of all sources by time; some records have no rows."""
-    breather = Breather()
+    time_slice = TimeSlice()
     heap: list[tuple[int, int, Item | None]] = []
     for number, source in enumerate(sources):
         bound_ns = source.bound_ns()
@@ -131,8 +130,8 @@ async def in_order(sources: Sequence[Source[Item]]) -> AsyncGenerator[tuple[LogF
             heapq.heappop(heap)
         else:
             heapq.heapreplace(heap, (following.t_ns, number, following))
-        if breather.is_due():
-            await breather.breathe()
+        if time_slice.is_over():
+            await time_slice.pause_if_over()
 
 
 async def merged(
@@ -148,13 +147,13 @@ async def merged(
     The answer contains all wanted rows from its since_ns on and before its until_ns.
     """
     count = max(1, min(count, MAX_ROWS))
-    breather = Breather()
+    time_slice = TimeSlice()
     after_ns = None if after_ns is None else max(0, after_ns)
     # Bytes that are read later have no earlier time than this.
     newest_ns = time.time_ns() - MARK_GAP_NS
     heap = _Heap(files, before_ns, after_ns, wanted)
     await heap.fill()
-    # Counted at this moment, as the rows below are.
+    # Lines are counted at the same moment as the rows below.
     since_ns, until_ns = counted or (0, 0)
     indexes = [file.index for file in files]
     since, until = (sum(index.lines_before(t_ns) for index in indexes) for t_ns in (since_ns, until_ns))
@@ -176,7 +175,7 @@ async def merged(
             if record.rows:
                 taken.append((file, record))
                 lines += len(record.rows) if record.t_ns >= (after_ns or 0) else 0
-        await breather.breathe()
+        await time_slice.pause_if_over()
     data: LogPage = {
         "complete": heap.complete,
         "more": next_ns is not None,
@@ -204,7 +203,7 @@ class _Patience:
         self._until: float | None = None
 
     def is_over(self, top_ns: int) -> bool:
-        """True when the time is up; top_ns: where the next record may be."""
+        """Return whether the time is up; top_ns: where the next record may be."""
         if self._until is None and (top_ns > self._begun_ns if self._forwards else top_ns < self._begun_ns):
             self._until = time.monotonic() + _LOOK_S
         return self._until is not None and time.monotonic() > self._until

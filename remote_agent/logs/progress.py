@@ -34,15 +34,15 @@ _FIGURE = rb"[+-]?(?:\d{1,3}(?:,\d{3})+|\d{1,15})(?:\.\d{1,15})?(?:[eE][+-]?\d{1
 # A number at the very end of the data may be incomplete: another character must follow it.
 _WHOLE = rb"(?![\w.+-])(?=[\s\S])"
 _IS = rb"[\"']?\s{0,4}[=:]?\s{0,8}"
-# Not a validation loss, nor one term of the loss.
+# A validation loss or one term of the loss does not match.
 _ASIDE = b"".join(rb"(?<!%s )" % word for word in (b"val", b"valid", b"validation", b"eval", b"test", b"aux"))
 _LOSS = re.compile(
     rb"(?<![A-Za-z_/.-])" + _ASIDE + rb"(?:(?:train(?:ing)?|lm|total|avg|mean)[ _/.-])?loss"
     + _IS + rb"(" + _FIGURE + rb")" + _WHOLE, re.I,
 )  # fmt: skip
-# In front of a loss on its line: each rank may evaluate on other data.
+# Behind such a word, a loss is of an evaluation, and each rank may evaluate on other data.
 _EVALUATES = re.compile(rb"(?<![A-Za-z])(?:e?val(?:id(?:ation|ating)?|uat\w+)?|test(?:ing)?)(?![A-Za-z])", re.I)
-# Learning rate and norm of the gradients, also in brackets: one for each group of parameters.
+# These are the learning rate and the norm of the gradients, also in brackets with one value for each parameter group.
 _OTHERS = {
     "lr": re.compile(
         rb"(?<![A-Za-z_/.-])(?:lr|learning[ _]rate)" + _IS + rb"\[?\s{0,4}(" + _FIGURE + rb")" + _WHOLE, re.I
@@ -80,10 +80,10 @@ Number = Union[float, str]
 # The largest number that a script may write for us: it must fit the wire.
 _MOST = 10**15
 
-# What a script writes for us, in the file that SUPERVISOR_METRICS names to each rank: a line each, each field optional:
+# A script may write such lines into the file that SUPERVISOR_METRICS names to each rank; each field is optional:
 # `{"step": 803, "total": 2000, "loss": 1.9, "lr": 3e-4, "grad_norm": 0.7, "rate": 41000, "unit": "tok/s"}`.
 REPORTS = "metrics.jsonl"
-# Of what is new there, only the end is read.
+# Only the end of the new lines is read.
 REPORTS_LOOK_BACK = 65_536
 
 
@@ -221,8 +221,8 @@ def _plain(value: Any) -> Number | None:
     return number if math.isfinite(number) else str(number)
 
 
-# (letters to search for from the end, pattern that must match there), the best source first: once a better source was
-# seen, worse ones are ignored (an epoch is not a step).
+# Each entry has the letters to search for from the end and the pattern that must match there. The best source is first:
+# once it was seen, worse ones are ignored (an epoch is not a step).
 # A number at the very end of the data may be incomplete: another character must follow it.
 _NUMBER = rb"(\d{1,15})(?=[^\d.]|\.(?!\d)[\s\S])"
 # An escape code for a colour ends with a letter.
@@ -237,25 +237,25 @@ _KINDS: tuple[tuple[tuple[bytes, ...], re.Pattern[bytes]], ...] = (
     ((b"%|",), re.compile(rb"\d%\|[^|\r\n]{0,400}\|\s*" + _NUMBER + rb"/(?P<total>\d+) \[")),
     ((b"poch", b"POCH"), re.compile(rb"(?<![A-Za-z_])epoch" + _BETWEEN + _NUMBER, re.I)),
 )
-# Places in the table: lines that name a step, and progress bars.
+# These are places in the table: lines that name a step, and progress bars.
 _STEPS, _BARS = (0, 1), 2
-# `803/2000`, `803 of 2000`, `[803/2000]`: of how many steps.
+# The total number of steps is printed as `803/2000`, `803 of 2000` or `[803/2000]`.
 _TOTAL = re.compile(rb"\s{0,3}(?:/|of(?=\s))\s{0,3}(\d{1,15})(?![\d.])(?=[\s\S])")
-# In front of a step on its line: it may be a step of that epoch, not of the training.
+# Behind this, a step may be one of the epoch and not of the training.
 _OF_EPOCH = re.compile(rb"epoch[^\r\n]{0,16}?\d+\s{0,3}(?:/|of)\s{0,3}\d|epoch[^\r\n%]{0,24}\d%\|", re.I)
-# Better than all of these: the script itself writes its steps for us.
+# A step that the script itself writes for us is better than all of these.
 _REPORTED = -1
-# Longest part of a match before the letters searched for ("training_s"), and longest part after them.
+# A match has at most this many bytes before the letters searched for ("training_s"), and after them.
 _BEFORE = 16
 _AFTER = 512
 _TRIES = 24
-# Neither the best loss so far, which starts as inf, nor a loss scale.
+# The best loss so far (it starts as inf) and a loss scale do not count.
 _NOT_FINITE = re.compile(
     rb"(?<![\w/.-])(?!\S*(?:best|min|prev|last|lowest|init))(?P<name>[\w/.-]{0,40}loss(?:_(?!scale)\w{1,16})?)[\"']?"
     rb"(?:[ \t]{0,4}[=:]|[ \t]{1,4}is|[ \t])[ \t]{0,4}(?:tensor\()?(?P<value>[-+]?(?:nan|inf(?:inity)?))(?![\w.%-])",
     re.I,
 )
-# `saved snapshot.pt`, `Saving model checkpoint to out/checkpoint-500`, `resumed from snapshot.pt: step=20`.
+# It matches `saved snapshot.pt`, `Saving model checkpoint to out/checkpoint-500`, `resumed from snapshot.pt: step=20`.
 _SNAPSHOT = re.compile(
     rb"(?=.*?(?:snapshot|checkpoint|ckpt|\.pth?\b))(?!.*?\b(?:not|fail\w*|error|unable|skip\w*)\b)"
     rb".*?\b(?:(?P<old>resum)|sav)(?:ed|ing)\b",
@@ -344,7 +344,7 @@ class StepReader:
     def __init__(self) -> None:
         self.step: int | None = None
         self.total: int | None = None
-        """Of how many steps of the whole training; None where that is not certain."""
+        """The number of steps of the whole training; None where that is not certain."""
         self.warning: str | None = None
         """The first loss that was not finite, and when: `loss is nan, about step 120`."""
         self.saved: int | None = None
@@ -353,7 +353,7 @@ class StepReader:
         self.figures = Figures(self._step_in)
         self._first_step_ns: int | None = None
         self._first_bar_ns: int | None = None
-        """When the progress bar that is shown first counted something."""
+        """The time when the progress bar that is shown first counted something."""
         self._kind = len(_KINDS)
         self._counts_parts = False
         """The steps started over: they do not count the whole training."""
@@ -361,7 +361,7 @@ class StepReader:
 
     @property
     def first_step_ns(self) -> int | None:
-        """When its first step came in; a progress bar counts steps only if a loss was printed, an epoch is none."""
+        """The time of its first step; a progress bar counts steps only if a loss was printed, an epoch is none."""
         if self._first_step_ns is None and self.figures.values()["loss"] is not None:
             return self._first_bar_ns
         return self._first_step_ns
@@ -417,7 +417,7 @@ class StepReader:
 
     def _note_total(self, data: bytes, match: re.Match[bytes], step: int | None) -> None:
         """Read of how many steps the newest one is; `step`: it, if it counts what the steps before counted."""
-        # Far behind: the step of a snapshot may be named after a newer one.
+        # Only a step far behind counts: the step of a snapshot may be printed after a newer one.
         self._counts_parts |= step is not None and self.step is not None and 2 * step < self.step
         printed = match.groupdict().get("total")
         after = None if printed else _TOTAL.match(data, match.end())

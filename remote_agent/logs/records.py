@@ -119,7 +119,7 @@ class Records:
 
 
 def is_kept(file: LogFile, row: Row, wanted: Wanted) -> bool:
-    """True when the record of this row passes the filter; raises Problem (pattern)."""
+    """Return whether the record of this row passes the filter; raises Problem (pattern)."""
     record = Backwards(file, row.t_ns + 1, wanted).next()
     return record is not None and any(each.line == row.line for each in record.rows)
 
@@ -287,7 +287,7 @@ class Forwards(Records):
         if not self._lines.rows:
             return False
         line = self._lines.rows[-1].line + 1
-        # Not from the block's first line on: this very block may have grown meanwhile.
+        # Reading starts at this line, not at the block's first one, because the block may have grown meanwhile.
         rows = self._block(line, line)
         self._lines.append(rows)
         return bool(rows)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from remote_agent.logs.index import after_newlines
 from remote_agent.logs.logfile import SLICE
 from remote_agent.logs.records import Record, is_kept
-from remote_agent.logs.slices import Breather
+from remote_agent.logs.slices import TimeSlice
 from remote_agent.logs.window import entry_of, index_until
 from remote_agent.text.levels import level_of
 from remote_agent.text.patterns import LINE_S, TooLong, within
@@ -37,24 +37,24 @@ _BATCH_BYTES = 512 * 1024
 _BATCH_S = 0.2
 # An empty batch is sent this often to show that the search continues.
 _ALIVE_S = 10.0
-# How often the event loop gets a turn while nothing is found.
+# The event loop gets a turn after this many lines while nothing is found.
 _LINES_PER_TURN = 64
-# And after this time, if a pattern is slow.
+# The event loop also gets a turn after this time, if a pattern is slow.
 _TURN_S = 0.005
-# And after this many lines in blocks that are skipped, about 2 ms.
+# It also gets a turn after this many lines in skipped blocks, about 2 ms.
 _LINES_PASSED = 256 * 1024
 # The times of lines within a block are earlier than their arrival.
 _AGAIN_NS = 1_000_000_000
-# Longest wait for the index of a file that existed before this agent.
+# The index of a file that existed before this agent is awaited at most this long.
 _INDEX_WAIT_S = 60.0
 
 
 PIECE = 256 * 1024
-# Longest escape code that may lie across two pieces.
+# An escape code that lies across two pieces has at most this length.
 _ESCAPE = 256
 # `$` matches before a newline at the end of the text: two newlines prevent a match at the end of a piece.
 _NO_END = b"\n\n"
-# The bytes of a UTF-8 character behind its first.
+# These bytes follow the first byte of a UTF-8 character.
 _REST_OF_CHARACTER = bytes(range(0x80, 0xC0))
 
 
@@ -70,7 +70,7 @@ class _Window:
         """Bytes, and characters, before this text. Its first byte is kept only as context for lookbehinds."""
         self._gone_characters = 0
         self._doubtful = -1
-        """Where a match begins that may exist only because its piece ended there."""
+        """The place where a match begins that may exist only because its piece ended there."""
 
     def take(self, more: bytes, is_last: bool) -> None:
         """Search the next piece; raises TooLong."""
@@ -152,7 +152,7 @@ class Query(NamedTuple):
         return self._replace(since_ns=row.t_ns) if self.way < 0 else self._replace(until_ns=row.t_ns + 1)
 
     def shows(self, file: LogFile, row: Row) -> bool:
-        """True when the record of this row passes `shown`."""
+        """Return whether the record of this row passes `shown`."""
         return self.shown is None or is_kept(file, row, self.shown)
 
     def first_line(self, file: LogFile) -> int:
@@ -192,7 +192,7 @@ class Batch:
         self.size += len(row.text)
 
     def is_due(self) -> bool:
-        """True when the batch is to be sent."""
+        """Return whether the batch is to be sent."""
         full = len(self.rows) >= _BATCH_ROWS or self.size >= _BATCH_BYTES or (self._waited_for and self.rows)
         return bool(full) or time.monotonic() - self._since >= (_BATCH_S if self.rows else _ALIVE_S)
 
@@ -219,7 +219,7 @@ async def search(files: list[LogFile], query: Query) -> AsyncGenerator[Answer, N
 
     With a way the last item also has since_ns and until_ns, between which no hit is missing; way -1: newest first.
     """
-    batch, breather, tally, begun_ns = Batch(), Breather(), _Tally(), time.time_ns()
+    batch, time_slice, tally, begun_ns = Batch(), TimeSlice(), _Tally(), time.time_ns()
     share = query.share(len(files))
     hits = 0
     more: dict[str, object] = {}
@@ -227,7 +227,7 @@ async def search(files: list[LogFile], query: Query) -> AsyncGenerator[Answer, N
         await index_until(file, None, _INDEX_WAIT_S)
         full = hits + share if query.way and share is not None else share
         for row in _rows(file, query, tally, query.first_line(file)):
-            await breather.breathe()
+            await time_slice.pause_if_over()
             if batch.is_due():
                 yield batch.take()
             if row is None:
@@ -321,7 +321,7 @@ def _runs(file: LogFile, query: Query, line: int) -> Iterator[_Run | None]:
     run: _Run | None = None
     rest = line + _LINES_PASSED
     while line < stop:
-        # By line: blocks may be joined or dropped between two turns.
+        # The block is found by its line, as blocks may be joined or dropped between two turns.
         number = index.next_of_level(max(0, index.blocks_of(line)), query.wanted.level)
         if number == len(index):
             break
@@ -352,7 +352,7 @@ def _hits(file: LogFile, run: _Run, query: Query) -> Iterator[Row | None]:
             return
         whole = data.rfind(b"\n") + 1
         if not whole and offset + len(data) < run.end:
-            # One line longer than all that was read.
+            # One line is longer than all that was read.
             end = _line_end(file, offset + len(data), run.end)
             while isinstance(end, _Further):
                 yield None

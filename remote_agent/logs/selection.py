@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from remote_agent.logs.index import Block
     from remote_agent.text.rows import Row
 
-# A generation by number, "all", or None: the newest.
+# A generation has a number, or is "all"; None is the newest one.
 Generations = Union[int, str, None]
-# Bytes of text in one answer; a frame holds 8 MiB.
+# One answer has at most this many bytes of text; a frame holds 8 MiB.
 BODY_LIMIT = 4 * 1024 * 1024
 
 
 class Wanted(NamedTuple):
-    """Which lines of the files are wanted: streams (None: all), lowest level by its bit (0: all), filter.
+    """The wanted lines of files: streams (None: all), lowest level by its bit (0: all), filter.
 
     A record is wanted as a whole: if one of its lines has the level, and if the filter keeps it.
     """
@@ -42,8 +42,8 @@ class Wanted(NamedTuple):
         return bool(self.level or self.filter.include or self.filter.exclude)
 
     def may_be_in(self, file: LogFile, block: Block) -> bool:
-        """False when the block has no wanted line."""
-        # Not both: a record may have the level in one block and the included pattern in another.
+        """Return False when the block has no wanted line."""
+        # The two are not combined: a record may have the level in one block and the included pattern in another.
         if self.filter.include:
             data = file.bytes_of(block) if block.offset >= file.dropped else b""
             if len(data) == block.end - block.offset and not self.filter.may_keep(data):
@@ -53,7 +53,7 @@ class Wanted(NamedTuple):
         return block.nccl or self.streams is None or file.key.stream in self.streams
 
     def is_apart(self, file: LogFile, text: bytes) -> bool:
-        """True for a line of a stream that is not wanted, such as a line of NCCL in stdout."""
+        """Return True for a line of a stream that is not wanted, such as a line of NCCL in stdout."""
         return self.streams is not None and stream_of(file.key.stream, text) not in self.streams
 
     def of_streams(self, file: LogFile, rows: list[Row]) -> list[Row]:
@@ -64,12 +64,12 @@ class Wanted(NamedTuple):
         return [row for row in rows if (not self.is_apart(file, row.text) if NCCL_MARK in row.text else is_own)]
 
     def may_be(self, file: LogFile, row: Row) -> bool:
-        """False when this row cannot be the reason why its record is wanted."""
+        """Return False when this row cannot be the reason why its record is wanted."""
         rare = self.filter.may_keep(row.text) if self.filter.include else row.level >= self.level
         return rare and not self.is_apart(file, row.text)
 
     def keeps(self, file: LogFile, rows: list[Row]) -> bool:
-        """True when the filter keeps the record of these rows; raises Problem (pattern)."""
+        """Return whether the filter keeps the record of these rows; raises Problem (pattern)."""
         if not (self.filter.include or self.filter.exclude):
             return True
         # The line for dropped bytes is always kept: what they held is unknown.

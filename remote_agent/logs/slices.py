@@ -1,4 +1,4 @@
-"""Long work in slices on the event loop, and waiting for new bytes.
+"""Long work in time slices on the event loop, and waiting for new bytes.
 
 In: a time budget; rings of the bell. Out: pauses.
 """
@@ -8,25 +8,25 @@ from __future__ import annotations
 import asyncio
 import time
 
-# Longest time that one request may hold the event loop.
+# The longest time for which one request may hold the event loop.
 BUDGET_S = 0.01
 
 
-class Breather:
-    """Gives the event loop a turn whenever the time budget is used up."""
+class TimeSlice:
+    """A share of time on the event loop, after which other tasks get a turn."""
 
     __slots__ = ("_until",)
 
     def __init__(self) -> None:
         self._until = time.monotonic() + BUDGET_S
 
-    def is_due(self) -> bool:
-        """True when the budget is used up."""
+    def is_over(self) -> bool:
+        """Return whether the time is used up."""
         return time.monotonic() >= self._until
 
-    async def breathe(self) -> None:
-        """Pause if the budget is used up."""
-        if self.is_due():
+    async def pause_if_over(self) -> None:
+        """Let other tasks run if the time is used up, and begin a new slice."""
+        if self.is_over():
             await asyncio.sleep(0)
             self._until = time.monotonic() + BUDGET_S
 

@@ -21,7 +21,7 @@ from remote_agent.logs.logfile import Key, LogFile
 from remote_agent.logs.merge import merged
 from remote_agent.logs.progress import Reports
 from remote_agent.logs.records import Forwards
-from remote_agent.logs.slices import Bell, Breather
+from remote_agent.logs.slices import Bell, TimeSlice
 from remote_agent.logs.watch import LogWatch, adopt
 from remote_agent.logs.window import index_until, window
 from remote_agent.text.patterns import compile_pattern
@@ -372,10 +372,10 @@ class LogStore:
         self._rescan_at = time.monotonic() + RESCAN_S
         known = set(self._catalogue.files)
         self._catalogue.scan_root()
-        breather = Breather()
+        time_slice = TimeSlice()
         for generation in sorted(self._catalogue.folders):
             self._catalogue.scan(generation)
-            await breather.breathe()
+            await time_slice.pause_if_over()
         await adopt([file for key, file in self._catalogue.files.items() if key not in known])
 
 

@@ -18,7 +18,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from remote_agent.logs.slices import Bell, Breather
+from remote_agent.logs.slices import Bell, TimeSlice
 
 if TYPE_CHECKING:
     from remote_agent.logs.catalogue import Catalogue
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 POLL_S = 0.05
-# Shortest pause between two looks; during a flood each look reads more bytes instead of looking more often.
+# Two looks have at least this pause; during a flood each look reads more bytes instead of looking more often.
 TICK_S = 0.02
 FLOOD_TICK_S = 0.1
 FLOOD_BYTES = 64 * 1024
 # The newest files are checked this often anyway: some network file systems send no events.
 SWEEP_S = 5.0
-# Longest time until new index entries are written to the disk.
+# New index entries are written to the disk within this time.
 PERSIST_S = 0.5
 
 
@@ -123,7 +123,7 @@ class Inotify:
             # Ended watches may be among the missed events; setting one again that has not ended changes nothing.
             ended = [*ended, *self._watches]
             self._watches.clear()
-        # After the last event: a watch that is set again may get an event at once, again and again.
+        # The watches are set after the last event: a new watch may get an event at once, again and again.
         for path in ended:
             # If this fails, the directory is gone, or the periodic check covers it.
             with contextlib.suppress(OSError):
@@ -192,13 +192,13 @@ class LogWatch:
     async def catch_up(self, generation: int) -> None:
         """Index all bytes in the files of this generation and write their index."""
         self._catalogue.scan(generation)
-        breather = Breather()
+        time_slice = TimeSlice()
         for file in self._catalogue.select([generation], None, None):
-            await _drain(file, breather)
+            await _drain(file, time_slice)
             file.persist(is_complete=True)
 
     async def _run(self) -> None:
-        # Existing files first, the newest generation first: that is what people look at.
+        # Existing files are indexed first, the newest generation before the others, because people look at that.
         await self._guarded(self._index_all(self._catalogue.select(None, None, None)[::-1]))
         self._catalogue.descriptors.close()
         while True:
@@ -215,13 +215,13 @@ class LogWatch:
         self._bell.ring()
 
     async def _index_all(self, files: list[LogFile]) -> None:
-        breather = Breather()
+        time_slice = TimeSlice()
         for file in files:
-            await _drain(file, breather)
+            await _drain(file, time_slice)
 
     async def _look(self, changed: set[Path] | None) -> None:
         """Index what is new in these directories; None: in the newest two generations."""
-        catalogue, breather = self._catalogue, Breather()
+        catalogue, time_slice = self._catalogue, TimeSlice()
         if changed is None or catalogue.root in changed:
             catalogue.scan_root()
         newest = sorted(catalogue.folders)[-2:]
@@ -241,7 +241,7 @@ class LogWatch:
         read = 0
         for folder in folders:
             for file in catalogue.by_folder.get(folder, ()):
-                read += await _drain(file, breather)
+                read += await _drain(file, time_slice)
             self._trim(folder)
         self._pause_s = TICK_S if read < FLOOD_BYTES else FLOOD_TICK_S
         self._persist()
@@ -300,19 +300,19 @@ class LogWatch:
 
 async def adopt(files: list[LogFile]) -> None:
     """Adopt files that existed before this agent."""
-    breather = Breather()
+    time_slice = TimeSlice()
     for file in files:
         for _ in file.adopt():
-            await breather.breathe()
-        await breather.breathe()
+            await time_slice.pause_if_over()
+        await time_slice.pause_if_over()
 
 
-async def _drain(file: LogFile, breather: Breather) -> int:
+async def _drain(file: LogFile, time_slice: TimeSlice) -> int:
     """Index the bytes that are in the file now; returns how many. Bytes written meanwhile wait for the next look."""
     before = file.index.scanned
     more = file.absorb(time.time_ns())
     goal = file.size
     while more and file.index.scanned < goal:
-        await breather.breathe()
+        await time_slice.pause_if_over()
         more = file.absorb(time.time_ns())
     return file.index.scanned - before

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from remote_agent.logs.selection import BODY_LIMIT
-from remote_agent.logs.slices import Breather
+from remote_agent.logs.slices import TimeSlice
 from remote_agent.text.levels import LETTERS
 from remote_agent.wire import Answer
 from remote_agent.wire.answers import MAX_ROWS
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from remote_agent.text.rows import Row
     from remote_agent.wire.answers import LogEntry, LogWindow
 
-# How long a request waits for the index of a file that existed before this agent.
+# A request waits this long for the index of a file that existed before this agent.
 INDEX_WAIT_S = 1.0
 # The end of a file can be shown without an index.
 TAIL_WAIT_S = 0.02
@@ -48,11 +48,11 @@ def entry_of(file: LogFile, row: Row, t_ns: int) -> LogEntry:
 async def index_until(file: LogFile, line: int | None, wait_s: float) -> bool:
     """Index up to a line (None: to the end), at most wait_s seconds; True when all of the file is indexed."""
     until = time.monotonic() + wait_s
-    breather = Breather()
+    time_slice = TimeSlice()
     # A live file may be ahead of its index; one slice catches up unless it is flooded.
     more = file.absorb(time.time_ns())
     while more and (line is None or file.index.newlines <= line) and time.monotonic() < until:
-        await breather.breathe()
+        await time_slice.pause_if_over()
         more = file.absorb(time.time_ns())
     return not file.behind
 
@@ -69,7 +69,7 @@ async def window(file: LogFile, line: int, count: int, at_ns: int | None = None)
         complete = await index_until(file, None, TAIL_WAIT_S)
     else:
         complete = await index_until(file, line + count, INDEX_WAIT_S)
-    # Read before the rows, so that a file replaced meanwhile is noticed with the next answer.
+    # The version is read before the rows, so that the next answer shows that a file was replaced meanwhile.
     version = file.version
     if line < 0 and not complete:
         rows = _clip(file.last_lines(min(-line, MAX_ROWS), BODY_LIMIT)[:count])
@@ -94,10 +94,10 @@ async def rows_from(file: LogFile, line: int, count: int) -> list[Row]:
     """Return rows by number, as many as there are and as fit into one answer."""
     rows: list[Row] = []
     size = 0
-    breather = Breather()
+    time_slice = TimeSlice()
     index, at = file.index, line
     while at < index.total_lines and len(rows) < count and size < BODY_LIMIT:
-        # By line: blocks may be joined or dropped between two turns.
+        # The block is found by its line, as blocks may be joined or dropped between two turns.
         block = index.block(max(0, index.blocks_of(at)))
         for row in file.rows_of(block, line, line + count):
             if rows and size + len(row.text) >= BODY_LIMIT:
@@ -105,7 +105,7 @@ async def rows_from(file: LogFile, line: int, count: int) -> list[Row]:
             rows.append(row)
             size += len(row.text) + 1
         at = block.line + block.lines
-        await breather.breathe()
+        await time_slice.pause_if_over()
     return rows
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from remote_agent.wire.documents import SnapshotEntry, SnapshotsChosenDetail
 
-# Numbers that tell ranks and parts from each other, not one snapshot from the next.
+# Numbers behind such a word tell ranks and parts from each other, not one snapshot from the next.
 _NUMBER = re.compile(r"((?:rank|shard|part|proc|worker|node|gpu|mp|tp|pp|dp|of|model)[-_.]{0,2})?\d+", re.I)
 # One save writes its files within this time, where nothing else says which belong together.
 SAVE_NS = 1_000_000_000
@@ -33,7 +33,7 @@ def slot_of(path: str) -> str:
 
 
 def is_within(spans: Iterable[Span], time_ns: int) -> bool:
-    """Whether a time lies in one of these spans."""
+    """Return whether a time lies in one of these spans."""
     return any(begin < time_ns <= end for begin, end in spans)
 
 
@@ -42,9 +42,9 @@ class Skipped:
     """What no longer counts, as an operator has gone back to an earlier snapshot."""
 
     spans: tuple[Span, ...] = ()
-    """Between which times snapshots do not count."""
+    """Spans of time whose snapshots do not count."""
     but: frozenset[str] = frozenset()
-    """From which the job has resumed last: they count, also those that their save wrote a little later."""
+    """The snapshots from which the job has resumed last: they count, also those that their save wrote later."""
 
     @classmethod
     def noted(cls, detail: SnapshotsChosenDetail) -> Skipped:
@@ -53,7 +53,7 @@ class Skipped:
         return cls(spans, frozenset(one["id"] for one in detail["snapshots"]))
 
     def has(self, one: SnapshotEntry) -> bool:
-        """Whether a snapshot does not count."""
+        """Return whether a snapshot does not count."""
         return one["id"] not in self.but and is_within(self.spans, one["time_ns"])
 
     def without(self, named: SnapshotEntry) -> Skipped:

@@ -21,16 +21,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 TRAINER_STATE, DCP_METADATA, INDEX = "trainer_state.json", ".metadata", ".safetensors.index.json"
-# What a Trainer writes between the model and its marker: a directory with one of them and without the marker is torn.
+# A Trainer writes these between the model and its marker: a directory with one and without the marker is torn.
 _TRAINER_FILE = re.compile(r"training_args\.bin|scheduler\.pt|rng_state.*\.pth")
 DCP_PART, SAFETENSORS = ".distcp", ".safetensors"
-# Files that a script loads with torch: one without a whole header is torn, not of another form.
+# A script loads such files with torch: one without a whole header is torn, not of another format.
 TORCH_NAMES = (".pt", ".pth", ".ckpt", ".bin")
 # The Trainer writes the states of random numbers after its marker; others may close a file after its last byte.
 SETTLE_NS = 2_000_000_000
-# More than the header of any model, and than a state that lists every log entry of a long run.
+# No model has a larger header, and no run has a larger state, even if it lists every log entry.
 MAX_HEADER = 64 * 1024 * 1024
-# What libraries call a file or directory that they rename once it is whole: `x.tmp`, `tmp-checkpoint-500` of a Trainer,
+# Libraries rename such a file or directory once it is whole: `x.tmp`, `tmp-checkpoint-500` of a Trainer,
 # `500.orbax-checkpoint-tmp-17`, `tmpk3x_` of tempfile.
 _TEMPORARY = re.compile(r"^tmp|[._-]tmp(?![a-z])|\.(?:temp|part|partial|incomplete|lock)$|~$|^__pycache__$", re.I)
 _PART_NAME = re.compile(rb"__\d+_\d+\.distcp")
@@ -38,7 +38,7 @@ _PART_NAME = re.compile(rb"__\d+_\d+\.distcp")
 CLOCKS_NS = 1_000_000_000
 _TRAINER = re.compile(r"checkpoint-\d+")
 _STEPPED = re.compile(r"(?:step|iter|epoch|checkpoint|ckpt|snapshot)[^/\d]{0,8}\d+", re.I)
-# `epoch=3-step=120`: the step; the number of an epoch is not a step.
+# In `epoch=3-step=120`, only the second number is a step.
 _STEP = re.compile(r"(?:step|iter|checkpoint|ckpt|snapshot)[^/\d]{0,8}(\d{1,15})", re.I)
 Stamp = tuple[int, int, int]
 """Size, time of the last change in ns, inode."""
@@ -54,13 +54,13 @@ class Verdict(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """When a look is taken: nanoseconds of this machine's clock."""
+    """The moment of a look, in nanoseconds of this machine's clock."""
 
     now_ns: int
     first_ns: int
-    """When the job began: older files are not torn by its ranks."""
+    """The time when the job began: older files are not torn by its ranks."""
     group_ns: int | None
-    """When the group that runs here was started; None: none runs."""
+    """The time when the group that runs here was started; None: none runs."""
 
 
 class InPlace(NamedTuple):
@@ -70,17 +70,17 @@ class InPlace(NamedTuple):
     """Relative to the working directory, or absolute; of a file, or of a directory with all its files."""
     place: Path
     files: Mapping[str, Stamp]
-    """By path relative to the directory in which `place` lies."""
+    """The stamps of its files, by path relative to the directory in which `place` lies."""
 
     @property
     def changed_ns(self) -> int:
-        """When it was last written to, by this machine's clock."""
+        """The time when it was last written to, by this machine's clock."""
         return max((stamp[1] for stamp in self.files.values()), default=0)
 
     def is_torn(self) -> bool:
-        """Whether a script would find a snapshot there that it cannot read; also an empty directory of a Trainer."""
+        """Return whether a script would find an unreadable snapshot there, or an empty directory of a Trainer."""
         verdict = judge(self)
-        # What DCP's `.metadata` names may lie on other nodes.
+        # Files that DCP's `.metadata` names may lie on other nodes.
         return verdict.form not in ("", "dcp") and verdict.whole is False
 
 
@@ -90,17 +90,17 @@ def stamp_of(info: os.stat_result) -> Stamp:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file or directory has a name under which libraries save before they rename it."""
+    """Return whether a file or directory has a name under which libraries save before they rename it."""
     return _TEMPORARY.search(name) is not None
 
 
 def is_aside(name: str) -> bool:
-    """Whether a file or directory is hidden or temporary: no snapshot, or none yet."""
+    """Return whether a file or directory is hidden or temporary: no snapshot, or none yet."""
     return is_temporary(name) or (name.startswith(".") and name != DCP_METADATA)
 
 
 def is_directory_form(name: str, entries: Iterable[str]) -> bool:
-    """Whether a directory is one snapshot, by its name and what lies in it."""
+    """Return whether a directory is one snapshot, by its name and what lies in it."""
     if _STEPPED.search(name):
         return True
     return any(one in (DCP_METADATA, TRAINER_STATE) or one.endswith((DCP_PART, INDEX)) for one in entries)
@@ -117,7 +117,7 @@ def judge(snapshot: InPlace) -> Verdict:
 
 
 def is_complete(snapshot: InPlace, verdict: Verdict, moment: Moment) -> bool:
-    """Whether a snapshot may be handed out: its marker is there, or its writers live and have closed it."""
+    """Return whether a snapshot may be handed out: its marker is there, or its writers live and have closed it."""
     changed, now_ns, first_ns, group_ns = snapshot.changed_ns, *moment
     if verdict.whole is False or not snapshot.files:
         return False
@@ -128,7 +128,7 @@ def is_complete(snapshot: InPlace, verdict: Verdict, moment: Moment) -> bool:
         return verdict.whole is True
     if verdict.form in ("torch", "safetensors"):
         return True
-    # What an older group has left may be torn, and stays so while a new one runs.
+    # Files of an older group may be torn, and stay so while a new one runs.
     return now_ns - changed >= SETTLE_NS and (verdict.whole is True or changed >= group_ns)
 
 
@@ -144,7 +144,7 @@ def shards_elsewhere(snapshot: InPlace) -> set[str]:
 
 
 def is_shard(name: str) -> bool:
-    """Whether it is the name of a file that DCP's metadata may name."""
+    """Return whether it is the name of a file that DCP's metadata may name."""
     return _PART_NAME.fullmatch(name.encode()) is not None
 
 
@@ -177,7 +177,7 @@ def _judge_file(path: Path) -> Verdict:
 
 
 def _is_whole_safetensors(path: Path) -> bool:
-    """Whether a file has all the bytes that its header names."""
+    """Return whether a file has all the bytes that its header names."""
     with open(path, "rb") as file:
         head = file.read(8)
         length = struct.unpack("<Q", head)[0] if len(head) == 8 else MAX_HEADER + 1
@@ -213,7 +213,7 @@ def _judge_directory(snapshot: InPlace) -> Verdict:
 
 
 def _is_unfinished_trainers(place: Path, names: Collection[str]) -> bool:
-    """Whether a directory without a marker is a Trainer's: by its files, its neighbours, or as there is nothing in it.
+    """Return whether a directory without a marker is a Trainer's: by its files or neighbours, or because it is empty.
 
     Other scripts save as `checkpoint-500`, too, and know no marker.
     """
@@ -251,5 +251,5 @@ def _index_parts(path: Path) -> set[str]:
 
 
 def is_regular(info: os.stat_result) -> bool:
-    """Whether it is a plain file: links are never followed."""
+    """Return whether it is a plain file: links are never followed."""
     return stat.S_ISREG(info.st_mode)

@@ -22,7 +22,7 @@ from remote_agent.snapshots.rules import (
     stamp_of,
 )
 
-# Entries of one pattern: more than a run keeps, fewer than would make a scan slow.
+# One pattern matches at most this many entries: more than a run keeps, and fewer than would make a scan slow.
 MAX_ENTRIES = 20_000
 _WILD = frozenset("*?[")
 
@@ -48,7 +48,7 @@ def scan(base: Path, patterns: Sequence[str]) -> Scan:
 
 
 def matches(pattern: str, path: str) -> bool:
-    """Whether a path, or a directory above it, matches a pattern: both relative, or both absolute."""
+    """Return whether a path, or a directory above it, matches a pattern: both relative, or both absolute."""
     parts = path.split("/")
     is_absolute = path.startswith("/")
     if is_absolute != pattern.startswith("/") or any(part in ("", ".", "..") for part in parts[is_absolute:]):
@@ -62,7 +62,7 @@ def root_of(base: Path, pattern: str) -> Path:
 
 
 def is_inside(root: Path, base: Path, pattern: str) -> bool:
-    """Whether no link leads out of where a pattern belongs: the working directory, unless it is absolute itself."""
+    """Return whether no link leads out of a pattern's directory: the working directory, unless it is absolute."""
     return pattern.startswith("/") or Path(os.path.realpath(root)).is_relative_to(os.path.realpath(base))
 
 
@@ -88,14 +88,14 @@ def _matches(pattern: list[str], parts: list[str]) -> bool:
 
 
 def _leads_on(pattern: list[str], parts: list[str]) -> bool:
-    """Whether something in that directory may match."""
+    """Return whether something in that directory may match."""
     if not parts or not pattern or pattern[0] == "**":
         return True
     return fnmatchcase(parts[0], pattern[0]) and _leads_on(pattern[1:], parts[1:])
 
 
 def is_open_for_writing(places: Sequence[Path]) -> bool:
-    """Whether a process of this user on this machine has one of these files open to write to it."""
+    """Return whether a process of this user on this machine has one of these files open to write to it."""
     wanted = {os.path.realpath(place) for place in places}
     for pid in os.listdir("/proc"):
         # A process may end, or belong to another user.

@@ -34,7 +34,7 @@ from remote_agent.wire.documents import SnapshotEntry
 from remote_agent.wire.gate import Misfit, reader
 
 PIECE = 1024 * 1024
-# How many of each series are kept: one may be lost with the node that wrote it, or be the last before a loss spike.
+# This many of each series are kept: one may be lost with the node that wrote it, or be the last before a loss spike.
 KEPT = 2
 # The share of the disk that stays free: what training itself writes must still fit.
 RESERVED_SHARE = 0.1
@@ -57,7 +57,7 @@ class KeptSnapshot:
     path: str
     """Relative to the working directory, or absolute."""
     time_ns: int
-    """When it was written, by the coordinator's clock."""
+    """The time when it was written, by the coordinator's clock."""
     step: int | None
     exact: bool
     """The snapshot itself names its step; else it is what the rank had printed by then."""
@@ -189,7 +189,7 @@ class Store:
 
         `elsewhere`: its files that were on other nodes, and whose contents are here.
         """
-        # It lies in place, so the last copy of an older one may go.
+        # The snapshot is in place, so the last copy of an older one may be removed.
         self.make_room(slot_of(original.path), sum(stamp[0] for stamp in original.files.values()), spare=0)
         files = self._take_all(original, stop)
         snapshot = KeptSnapshot(original.path, time_ns, step, exact, Manifest({**files, **elsewhere}, {}, {}))
@@ -212,7 +212,7 @@ class Store:
                     stamps[f"{place.name}/{name}"] = stamp_of(info)
         self.make_room(shards.slot, sum(stamp[0] for stamp in stamps.values()), spare=0)
         files = self._take_all(InPlace(path, place, stamps), stop)
-        # Those of the save before are no longer fetched.
+        # The shards of the previous save are no longer fetched.
         older = [name for name, one in self._expected.items() if name == one.path and one.slot == shards.slot]
         for name in older:
             del self._expected[name]
@@ -298,7 +298,7 @@ class Store:
         try:
             os.replace(part, self._contents / sha)
         except FileNotFoundError:
-            # A newer one has made it worthless meanwhile.
+            # A newer snapshot has replaced this one meanwhile.
             raise Abandoned from None
 
     def give_up(self, name: str) -> None:
@@ -394,7 +394,7 @@ def read_kept(root: Path) -> dict[str, KeptSnapshot]:
     with contextlib.suppress(FileNotFoundError):
         for name in sorted(os.listdir(root)):
             if _ID.fullmatch(name):
-                # One that was not written whole cannot be used: it is written again with the next copy.
+                # An entry that was not written whole cannot be used; the next copy writes it again.
                 with contextlib.suppress(OSError, ValueError, KeyError, Problem):
                     head, _, body = (root / name).read_bytes().partition(b"\n")
                     snapshot = KeptSnapshot.read(json.loads(head), body)

@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import re
 
-# C0 and C1, marks of direction and other invisible marks, lone surrogates. The joiners U+200C and U+200D stay: emoji
-# and some scripts need them.
+# These are C0 and C1, marks of direction and other invisible marks, and lone surrogates. The joiners U+200C and U+200D
+# are kept, because emoji and some scripts need them.
 _UNSAFE = (
     r"\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff"
     r"\ufff9-\ufffb\U000e0000-\U000e007f"
 )
 _CONTROL = re.compile(f"[{_UNSAFE}]")
-# SGR: colours and attributes, which change nothing but the look of the text behind them.
+# SGR sets colours and attributes, so it changes only the look of the text behind it.
 _COLOUR_OR_CONTROL = re.compile(rf"(\x1b\[[0-9;:]{{0,64}}m)|[{_UNSAFE}]")
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import re
 
 DEBUG, INFO, WARN, ERROR = 1, 2, 4, 8
-# A bit of blocks that may hold lines of NCCL. Each such line contains the mark.
+# This bit marks blocks that may hold lines of NCCL. Each such line contains the mark.
 NCCL = 16
 NCCL_MARK = b"CCL "
 LETTERS = {DEBUG: "D", INFO: "I", WARN: "W", ERROR: "E"}
 
-# Names that loggers print; the first one in a line counts.
+# Loggers print these names; the first one in a line counts.
 _NAMED = re.compile(rb"\b(?:(DEBUG|TRACE)|(INFO|NOTICE)|(WARN(?:ING)?)|(ERROR|CRITICAL|FATAL))\b")
 # The format of glog, which torch uses: a letter, then month and day or the source file.
 _GLOG = re.compile(rb"(?:^|[\[:])([DIWEF])(?:\d{4}\s|\s\w+\.cpp\b)")
@@ -35,11 +35,11 @@ _MARKS = (
     (b"L", (NCCL_MARK,), NCCL),
 )
 
-# What a terminal does not show: CSI … final byte, OSC … BEL or ST, codes of two bytes, a lone ESC at a line's end.
+# A terminal does not show these: CSI … final byte, OSC … BEL or ST, codes of two bytes, a lone ESC at a line's end.
 ESCAPE = r"\x1b(?:\[([0-?]*)[ -/]*([@-~])|\][^\x07\x1b\r\n]*(?:\x07|\x1b\\|$)|[PX^_][^\x1b\r\n]*(?:\x1b\\|$)|[^\r\n]|$)"
 ESCAPES = re.compile(ESCAPE.encode(), re.MULTILINE)
 
-# Length of the longest text above, less one: the overlap needed when reading in pieces.
+# Pieces must overlap by this much: the length of the longest text above, less one.
 OVERLAP = 8
 
 _NAMES = {
@@ -52,7 +52,7 @@ def level_of(line: bytes) -> int:
     """Return the level bit of one line."""
     front = line[:_FRONT]
     if b"\x1b" in front:
-        # Replaced, not removed: the bits of a block come from words as they are in the file.
+        # Escape codes are replaced, not removed: the bits of a block come from words as they are in the file.
         front = ESCAPES.sub(b"\0", front).lstrip(b"\0")
     # This is asked of every line: each expression runs only where some bytes of its words occur.
     if b".cpp:" in front or b"torch/" in front:
@@ -81,7 +81,7 @@ def block_bits(block: bytes, known: int = 0) -> int:
 
 
 def _may_hold_glog(block: bytes) -> bool:
-    # Written out: this is asked of every block.
+    # The bits are written out because this is asked of every block.
     letters = b"W" in block or b"E" in block or b"F" in block
     return letters and any(mark[-1:] in block and mark in block for mark in _GLOG_MARKS)
 

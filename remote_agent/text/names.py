@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 _GENERATION, _RANK = r"generation_(\d{1,9})", r"rank_(\d{1,9})"
 GENERATION_FOLDER, RANK_FOLDER = re.compile(rf"{_GENERATION}\Z"), re.compile(rf"{_RANK}\Z")
-# The end of the path of a log in a job's directory.
+# The path of a log in a job's directory ends like this.
 RANK_LOG = re.compile(rf"{_GENERATION}/{_RANK}/(stdout|stderr|nccl)\.log\Z")
 
 

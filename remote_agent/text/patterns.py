@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 from remote_agent.text.rows import without_escapes
 from remote_agent.wire import Problem
 
-# The parser of the standard library; its old name was removed in 3.13.
+# This is the parser of the standard library; its old name was removed in 3.13.
 _parser: Any = importlib.import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
 _MAX_PATTERN = 4096
 _MAX_BRANCHES = 8
@@ -76,7 +76,7 @@ class Pattern(NamedTuple):
     """Finds a place in a text of many lines at or before the first line that matches."""
 
     def matches(self, text: bytes) -> bool:
-        """True when the visible text matches; raises TooLong."""
+        """Return whether the visible text matches; raises TooLong."""
         seen = without_escapes(text)
         return within(LINE_S, lambda: self.regex.search(seen)) is not None
 
@@ -87,7 +87,7 @@ class Pattern(NamedTuple):
 
 
 def ignores_case(pattern: str) -> bool:
-    """True for a pattern without a capital letter, as in lnav and vim; the one in \\S does not count."""
+    """Return True for a pattern without a capital letter, as in lnav and vim; the one in \\S does not count."""
     literal = re.sub(r"\\.", "", pattern)
     return literal == literal.lower()
 
@@ -178,12 +178,12 @@ def _branches(branches: list[Any], lower: bool) -> list[tuple[bytes, ...]]:
 
 
 def _worth(literals: tuple[bytes, ...]) -> tuple[int, int]:
-    """Longer literals first, then fewer."""
+    """Return the sort key of literals: longer ones come first, then fewer."""
     return min(map(len, literals)), -len(literals)
 
 
 def _scannable(tree: Any, repeated: bool = False) -> bool:
-    """True when a match in a line is also found in a text around it, and open repeats stay within their line."""
+    """Return whether a match in a line is also found in a text around it, and open repeats stay within their line."""
     for op, value in tree:
         name = str(op)
         if name in ("ASSERT_NOT", "ASSERT", "ATOMIC_GROUP", "POSSESSIVE_REPEAT", "GROUPREF_EXISTS"):
@@ -221,12 +221,12 @@ class Filter(NamedTuple):
     exclude: tuple[Pattern, ...] = ()
 
     def may_keep(self, data: bytes) -> bool:
-        """False when no line in these bytes can match an included pattern."""
+        """Return False when no line in these bytes can match an included pattern."""
         data = without_escapes(data)
         return not self.include or any(_may_match(pattern, data) for pattern in self.include)
 
     def keeps(self, lines: Iterable[bytes]) -> bool:
-        """True for a record that is shown; raises Problem (pattern) when a pattern takes too long."""
+        """Return True for a record that is shown; raises Problem (pattern) when a pattern takes too long."""
         if not self.include and not self.exclude:
             return True
         texts = list(map(without_escapes, lines))

@@ -25,7 +25,7 @@ BLANK_LIMIT = 8
 
 _RANK_TAG = re.compile(rb"^(?:\x1b\[[\d;]*m)*(?:\[(?:rank|default)?\d+\]: ?)?")
 _LAST_OF_TRACEBACK = re.compile(rb"(?:[\w$]+\.)*[A-Z]\w*(?::\s|:?\s*$)")
-# Lines of NCCL, in the formats of all its versions, and of RCCL; without NCCL_DEBUG_FILE they go to stdout.
+# This matches lines of NCCL, in the formats of all versions, and of RCCL. Without NCCL_DEBUG_FILE they go to stdout.
 _NCCL = re.compile(
     rb"(?:\[[^\]\n]{1,64}\] ?)?(?:[\w.-]{1,255}:\d+:\d+ (?:\[-?\d+\] )?)?(?:\d+\.\d+ )?(?:\S{1,512}:\d+ )?"
     rb"[NR]CCL (?:(?:INFO|WARN|ERROR|CALL|TRACE|ABORT) |version ?:? ?\d)"

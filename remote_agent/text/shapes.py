@@ -9,7 +9,7 @@ import re
 
 _CLIP = 240
 _HEX = re.compile(r"\b0x[0-9a-fA-F]+\b|\b[0-9a-f]{12,}\b")
-# Not from within a word: a long word without a slash would be scanned from each of its letters.
+# A match may not begin inside a word: a long word without a slash would be scanned from each of its letters.
 _PATH = re.compile(r"(?<![\w.~-])(?:[\w.~-]*/)+[\w.~@+-]*")
 _DIGITS = re.compile(r"\d+(?:[.,:]\d+)*")
 _SPACE = re.compile(r"\s+")

@@ -33,7 +33,7 @@ ALONE_ROUNDS = 3
 MAX_PROCESSES = 200
 _TICKS_S = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-# What `gpu_of` needs of a worker's environment.
+# `gpu_of` needs these variables of a worker.
 _VARIABLES = ("LOCAL_RANK", *SELECTORS)
 
 

@@ -31,18 +31,18 @@ log = logging.getLogger(__name__)
 SIGNALS = frozenset({"SIGKILL", "SIGBUS", "SIGSEGV", "SIGABRT"})
 MAX_LINES = 20
 MAX_CHARS = 300
-# After this a death is reported without notes: a file system that hangs must not delay the restart.
+# After this time a death is reported without notes: a file system that hangs must not delay the restart.
 DEADLINE_S = 0.2
-# For the kernel's log, which may be long.
+# Reading the kernel's log takes at most this long; it may be large.
 LOG_S = 0.1
-# With less than this free, a log's next lines and an error file may not fit.
+# If less than this is free, the next lines of a log and an error file may not fit.
 FULL_BYTES = 48 * 1024
-# More than the kernel's largest record.
+# This is larger than the kernel's largest record.
 RECORD_BYTES = 16 * 1024
-# Relevant lines that are stored since the generation's start.
+# At most this many relevant lines since the generation's start are stored.
 MAX_STORED = 500
 KMSG = os.makedev(1, 11)
-# The inode of the first pid namespace, in every kernel: only there are the log's pids the ones that we see.
+# In every kernel, the first pid namespace has this inode. Only there does the log name the pids that we see.
 FIRST_PID_NAMESPACE = 0xEFFFFFFC
 
 _SHM = re.compile(r"DataLoader worker|shared memory|posix_fallocate")
@@ -128,7 +128,7 @@ class HostNotes:
         named = re.compile(rf"\b(?:{'|'.join(sorted(pids))})\b")
         own = [line for line in self._lines if named.search(line)]
         general = _HARDWARE if self.knows_pids else re.compile(f"{_HARDWARE.pattern}|{_PROCESS.pattern}", re.I)
-        # Of the general lines the newest are the nearest to the death.
+        # The newest of the general lines are the nearest to the death.
         others = [line for line in self._lines if line not in own and general.search(line)]
         if self.knows_pids or not has_cuda_error:
             others = [line for line in others if not _XID_OF.search(line)]

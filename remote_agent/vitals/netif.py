@@ -58,10 +58,10 @@ def own_addresses() -> dict[str, str]:
 
 
 class Sockets(NamedTuple):
-    """Which interfaces the workers' backends should use."""
+    """The interfaces that the workers' backends should use."""
 
     variables: dict[str, str]
-    """To be set for the workers; empty: nothing needs to change."""
+    """Variables to set for the workers; empty: nothing needs to change."""
     kind: str = ""
     """The kind of the notice: INTERFACE or HOST_NAME."""
     notice: str = ""

@@ -69,7 +69,7 @@ __all__ = [
     "split_endpoint",
 ]
 
-# What is quick to import comes first.
+# Modules that are quick to import come first.
 _MODULES = ("frames", "gate", "job_spec", "channel")
 
 

@@ -39,9 +39,9 @@ from remote_agent.wire.frames import (
 
 log = logging.getLogger(__name__)
 
-# Bytes that one stream may have unread, in transit or queued. The last item may exceed this.
+# One stream may have this many unread bytes, in transit or queued. The last item may exceed this.
 STREAM_ROOM = 4 * 1024 * 1024
-# Bytes of requests from the other side that are being served.
+# Requests from the other side may have this many bytes while they are being served.
 REQUEST_ROOM = 64 * 1024 * 1024
 # A frame counts as at least this many bytes: objects in memory are larger than their JSON.
 LEAST_COST = 64 * 1024
@@ -63,7 +63,7 @@ class Answer(NamedTuple):
 
 
 Args = dict[str, Any]
-"""The arguments of a request or a notice; whoever answers it reads them."""
+"""The arguments of a request or a notice, which its handler reads."""
 Items = AsyncGenerator[Answer, None]
 Handler = Callable[[str, Args, bytes], Awaitable[Union[Answer, Items]]]
 
@@ -141,7 +141,7 @@ class Channel:
         self._next_id = 0
         self._calls: dict[int, asyncio.Future[Answer]] = {}
         self._streams: dict[int, _Incoming] = {}
-        """Those of which the end has not arrived."""
+        """Streams whose end has not arrived."""
         self._serving: dict[int, asyncio.Task[None]] = {}
         self._requested = 0
         """The cost of the requests that are being served."""
@@ -397,7 +397,7 @@ def check_header(header: dict[str, Any]) -> None:
 def bodies(sock: socket.socket, op: str, args: Mapping[str, object]) -> Iterator[memoryview]:
     """Yield the body of each item of a stream, which counts until the next one; raises CallFailed, WireError.
 
-    For a thread that may block: an event loop copies gigabytes several times.
+    A thread that may block uses it, because an event loop copies gigabytes several times.
     """
     _send(sock, {"id": 1, "op": op, "args": args})
     space = memoryview(bytearray(MAX_BODY))

@@ -31,9 +31,9 @@ from remote_agent.wire.gate import (
 
 STREAMS = ("stdout", "stderr", "nccl")
 Severity = Literal["error", "warning", "info"]
-# More than any job has: a damaged number must not become a list of that length.
+# No job has as many ranks: a damaged number must not become a list of that length.
 MAX_RANKS = 1 << 17
-# In the years 1684 and 2255; anything beyond is no time. A machine without a clock starts in 1970.
+# Times are between the years 1684 and 2255; anything beyond is no time. A machine without a clock starts in 1970.
 MAX_TIME_NS = 9_000_000_000 * 1_000_000_000
 _MOMENT = re.compile(r"(?:1[6-9]|2\d)\d\d-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{3}(?:\d{3})?)?Z")
 
@@ -50,7 +50,7 @@ def moment(value: object) -> str:
     return time
 
 
-# JSON has no such numbers: a rank's figures have them as words.
+# JSON has no such numbers, so a rank's figures have them as words.
 NOT_FINITE = ("nan", "-nan", "inf", "-inf")
 
 
@@ -102,7 +102,7 @@ class _MissingRanks(TypedDict):
 
 
 class MissingRanks(_MissingRanks, total=False):
-    """Which ranks a collective waits for; `stacks` are places by rank, `sources` are by place."""
+    """The ranks for which a collective waits; `stacks` are places by rank, `sources` are by place."""
 
     calls: list[WaitingCall]
     sources: dict[str, SourceExcerpt]
@@ -168,7 +168,7 @@ class PlacedReport(TypedDict, total=False):
     seconds: float
     bytes: Count
     placed: dict[str, Optional[Name]]
-    """By snapshot: the node that it came from, null for the member's own copy."""
+    """The node from which each snapshot came, null for the member's own copy."""
     aside: list[str]
 
 
@@ -199,15 +199,15 @@ class _JournalEvent(EventHead):
 class JournalEvent(_JournalEvent, total=False):
     """One event. `type` is a string: a newer agent may know more types than we do.
 
-    Whoever reads `detail` names the type that it has according to `_DETAILS`.
+    A reader of `detail` names the type that it has according to `_DETAILS`.
     """
 
     term: Count
-    """Only between agents."""
+    """The term, which only agents use."""
 
 
 AskedDetail = TypedDict("AskedDetail", {"operator": Optional[str], "reason": Optional[str]}, total=False)
-"""What every detail may have: who asked for it, and why it happened."""
+"""The fields that every detail may have: the operator who asked for it, and the reason."""
 _NodeReady = TypedDict("_NodeReady", {"nproc": RankNumber})
 _NodeLost = TypedDict("_NodeLost", {"status": str})
 StartFacts = TypedDict("StartFacts", {"warm": bool, "why": str})
@@ -280,7 +280,7 @@ class GenerationStoppedDetail(TypedDict, total=False):
     stopped: list[Annotated[list[Any], row(RankNumber, TimeNs, Optional[ExitCode], Optional[str], *_TIMES)]]
     """Rank, time_ns, code, signal, raised_ns, over_ns, asked_ns each."""
     clocks: dict[str, Annotated[list[int], row(int, int)]]
-    """By node: shift and error in nanoseconds."""
+    """The shift and the error of each node's clock, in nanoseconds."""
 
 
 _RankFailed = TypedDict("_RankFailed", {"exit": ExitStatus})
@@ -572,9 +572,9 @@ class RankExit(TypedDict, total=False):
     core: bool
     t_ns: Optional[int]
     over_ns: Optional[int]
-    """When its script was over."""
+    """The time when its script was over."""
     asked_ns: Optional[int]
-    """When we asked it to end."""
+    """The time when we asked it to end."""
     sent: Optional[str]
     stopped_by_us: bool
     notes: list[str]
@@ -586,7 +586,7 @@ class RankExit(TypedDict, total=False):
     nccl: str
     node: str
     shift_ns: int
-    """What has corrected `t_ns`."""
+    """The correction that `t_ns` contains."""
     clock_error_ns: int
 
 
@@ -681,7 +681,7 @@ class StatusChanges(Status, total=False):
 
 
 HistoryItem = TypedDict("HistoryItem", {"seq": Count, "changes": StatusChanges})
-"""What the record with that number changed in the status."""
+"""The changes that the record with that number made to the status."""
 read_status = reader(Status, "job", "state", "generation", "nodes")
 
 # --- the reply to a request that changes the job
@@ -698,7 +698,7 @@ class ReplyEntry(_Outcome, total=False):
 class RequestReply(_Outcome, total=False):
     generation: GenerationNumber
     seq: Count
-    """Of the last event before it."""
+    """The number of the last event before it."""
     nodes: dict[str, ReplyEntry]
     ranks: dict[str, ReplyEntry]
     """Added by a supervisor, as the next one."""
@@ -707,7 +707,7 @@ class RequestReply(_Outcome, total=False):
 
 # --- the last output of a lost node's ranks, as the agent that has a copy reports it
 
-# In the directory of each of these ranks, beside its logs; names the lost node.
+# The directory of each of these ranks has this file beside the logs; it names the lost node.
 COPY_MARK = "copy.json"
 
 
@@ -735,7 +735,7 @@ _NcclNode = TypedDict("_NcclNode", {"generation": GenerationNumber})
 class NcclGroup(TypedDict):
     ranks: list[RankNumber]
     facts: Annotated[dict[str, Any], record({}, {"env": dict[str, str]})]
-    """Those of diagnose/nccl.py."""
+    """The facts of diagnose/nccl.py."""
 
 
 class NcclOutput(TypedDict, total=False):

@@ -65,7 +65,7 @@ class EventType(Word):
     LAST_OUTPUT = "last_output"
 
 
-# Where the plain words are not the type itself with spaces.
+# The words of these types are not just the type with spaces.
 _LABELS: Mapping[str, str] = {
     EventType.HANG_OVER: "hang ended",
     EventType.TREE_CHANGED: "work tree changed",
@@ -138,7 +138,7 @@ class StopCause(Word):
     STOP = "stop"
 
 
-# What a group goes through until it trains, in order, from the cause of a restart on.
+# A group goes through these phases until it trains, in this order, from the cause of a restart on.
 PHASES = ("detect", "stop", "rendezvous", "spawn", "main", "imports", "process_group", "first_step")
 # The events whose details have phases of their generation, in milliseconds.
 PHASE_EVENTS = (EventType.GENERATION_RUNNING, EventType.PROCESS_GROUP_UP, EventType.FIRST_STEP)

@@ -24,7 +24,7 @@ PROTOCOL = 1
 MAGIC = b"SUPERVISOR-AGENT %d\n" % PROTOCOL
 MAX_HEADER = 8 * 1024 * 1024
 MAX_BODY = 8 * 1024 * 1024
-# Of the values in a header, by their marks: an empty object takes three bytes here and some hundred in memory.
+# The values in a header are limited by their marks: an empty object takes three bytes there and some hundred in memory.
 MAX_OBJECTS = 1 << 17
 MAX_VALUES = 1 << 19
 # A compressed header may unpack to this, or to that many times its length.
@@ -104,7 +104,7 @@ def _unpack(packed: bytes) -> bytes:
 
 
 class Sizes(NamedTuple):
-    """What follows the lengths of a frame: bytes of header and body, and whether the header is compressed."""
+    """The bytes of header and body after the lengths of a frame, and whether the header is compressed."""
 
     header: int
     body: int

@@ -21,7 +21,7 @@ T = TypeVar("T")
 MAX_DEPTH = 32
 # The name of a job is also the name of its directory on every node.
 JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-# More characters than any name of a host, a job or a stream.
+# No name of a host, a job or a stream has more characters.
 NAME_CHARS = 255
 _INT_MAX = 2**63 - 1
 # JSON has no such numbers, but Python writes them: they are unknown values.
@@ -111,7 +111,7 @@ def row(*kinds: Any) -> Shape:
         if not isinstance(value, list) or len(value) != len(kinds):
             raise Misfit(f"is not a list of {len(kinds)} values")
         if not shapes:
-            # In one step, for another thread.
+            # The list is filled in one step because another thread may read it.
             shapes[:] = [shape(kind) for kind in kinds]
         return [one_shape(one) for one_shape, one in zip(shapes, value)]
 
@@ -133,7 +133,7 @@ def record(needed: Mapping[str, object], optional: Mapping[str, object] | None =
             if key not in value:
                 raise Misfit(f"{key} is missing")
         if not shapes:
-            # At the first use: a command that reads no such document need not wait for it. In one step, as above.
+            # The shapes are made at the first use, as many commands read no such document, and in one step, as above.
             shapes.update({key: shape(kind) for key, kind in kinds.items()})
         result = {}
         for key, one in value.items():
@@ -167,7 +167,7 @@ def reader(kind: type[T], *needed: str) -> Callable[[Any], T]:
     return read
 
 
-# By type; of others, a shape is made when it is first used.
+# These types have a shape; for any other type it is made when it is first used.
 _SHAPES: dict[Any, Shape] = {Any: anything, str: text, int: whole(), float: number, bool: flag}
 
 

@@ -13,9 +13,9 @@ from typing import Annotated, Any, Optional
 
 from remote_agent.wire import gate, leases
 
-# The term of the launch. Only in this term is it certain that no node has workers of an unknown group.
+# A launch has this term. Only in this term is it certain that no node has workers of an unknown group.
 FIRST_TERM = 1
-# The default ports of torch.
+# These are the default ports of torch.
 PORTS = {"c10d": 29400, "static": 29500, "etcd": 2379, "etcd-v2": 2379}
 
 
@@ -50,7 +50,7 @@ class Hook:
     command: str = dataclasses.field(default="", repr=False)
     url: str = dataclasses.field(default="", repr=False)
     kind: str = ""
-    """Whose incoming webhook the URL is: slack, discord or mattermost; "": it gets the event as JSON."""
+    """The kind of the incoming webhook: slack, discord or mattermost; "": it gets the event as JSON."""
     timeout: float = 10.0
     """Seconds for one attempt."""
     retries: int = 3
@@ -86,7 +86,7 @@ class JobSpec:
     join_timeout: float = 120.0
     """How long generation 0 waits for all members before it starts with at least min_nodes."""
     settle_timeout: float = 3.0
-    """If min_nodes is below max_nodes: how long generation 0 waits for more nodes once min_nodes are ready."""
+    """How long generation 0 waits for more nodes once min_nodes are ready, if min_nodes is below max_nodes."""
     coordinator_port: int = 0
     ports: str = ""
     """FIRST-LAST: where agents and stores listen for other nodes; empty: at any free port."""
@@ -107,7 +107,7 @@ class JobSpec:
     standby: str = "auto"
     """auto: each node keeps a process that waits with modules loaded and becomes the ranks of a restart; off: none."""
     keep_warm: float = 0.0
-    """For how long after the end of the job that process waits for the next job of the same tree; 0: not at all."""
+    """How long that process waits for the next job of the same tree after the end of the job; 0: not at all."""
     snapshots: tuple[str, ...] = ()
     """Patterns of the files and directories that ranks save to and resume from; relative to the working directory."""
     snapshots_limit: int = 0

@@ -23,16 +23,16 @@ HELD = 0.6
 LEASE = 0.8
 STOP = 0.08
 DEATH = 0.1
-# How often a lease is looked at, and renewed.
+# A lease is checked, and renewed, this often.
 LOOK_S = 0.05
 RENEWAL = 1 / 30
 HEARTBEAT = 1 / 15
-# Below, one lost packet (TCP sends it again after 0.2 s, then 0.4 s) or a busy machine would cost a node.
+# With a shorter timeout, one lost packet (TCP repeats it after 0.2 s, then 0.4 s) or a busy machine would cost a node.
 MIN_NODE_TIMEOUT_S = 3.0
 
 
 def holds(node_timeout: float) -> bool:
-    """Whether no share overlaps the next one with this node_timeout."""
+    """Return whether no share overlaps the next one with this node_timeout."""
     end = (STOP + DEATH) * node_timeout + LOOK_S
     in_time = HELD * node_timeout + end <= LEASE * node_timeout and LEASE * node_timeout + end <= node_timeout
     # Several heartbeats fit into the shortest share.

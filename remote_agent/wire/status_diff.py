@@ -15,7 +15,7 @@ _NONE = object()
 
 def changes(old: Status, new: Status) -> StatusChanges:
     """Return the changes from `old` to `new`: changed values, changed `nodes`, and their `order` if it changed."""
-    # With the keys that only a newer version knows.
+    # Keys that only a newer version knows are included.
     known: Any = old
     changed: Any = {key: value for key, value in new.items() if key != "nodes" and known.get(key, _NONE) != value}
     different: StatusChanges = changed

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from supervisor.cli.options import Parser
 
-# By role, as in the themes of the screens.
 _CODES: Final = {
     "bad": "1;31", "hung": "33", "warn": "33", "start": "36", "ok": "32", "done": "32", "off": "2", "name": "36",
     "dim": "2",

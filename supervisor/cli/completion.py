@@ -26,7 +26,7 @@ from supervisor.errors import SupervisorError
 from supervisor.inventory.sources import SOURCES
 
 LINE = "--line"
-# Ranks that are offered one by one.
+# At most this many ranks are offered one by one.
 MOST_RANKS = 512
 _DESCRIPTION = 60
 
@@ -211,7 +211,7 @@ def _signals(_line: CommandLine) -> list[Candidate]:
     return [Candidate(one.name.removeprefix("SIG"), "signal") for one in signal.Signals]
 
 
-# By the names in metavars.
+# The names in metavars have these candidates.
 VALUES: Mapping[str, Callable[[CommandLine], list[Candidate]]] = {
     "HOSTS": _hosts,
     "JOB": _jobs,

@@ -103,7 +103,7 @@ def _prepare(hosts: DemoHosts) -> Path:
 
 
 def _up(toml: Path, headless: bool) -> int:
-    from supervisor.cli import main  # not above: the command line imports this module
+    from supervisor.cli import main  # the command line imports this module
 
     where = str(toml.parent / "work" / "train.py")
     mode = ["--headless"] if headless else ["--ends-with-screen"]
@@ -132,7 +132,7 @@ def _is_over(hosts: DemoHosts) -> bool:
 
 
 def _stop(toml: Path) -> None:
-    # In another process: a signal may have ended this one's event loop.
+    # The stop runs in another process because a signal may have ended the event loop of this one.
     command = [sys.executable, "-m", "supervisor", "stop", str(toml)]
     try:
         done = subprocess.run(
@@ -153,7 +153,7 @@ def _outlast_signals() -> None:
     """Ignore further signals during the clean-up: a terminal that closes sends several."""
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGHUP):
-            # Not SIG_IGN, which processes started during the clean-up would inherit.
+            # Processes started during the clean-up would inherit SIG_IGN.
             signal.signal(number, lambda _number, _frame: None)
 
 
@@ -351,8 +351,8 @@ async def _end_group(child: asyncio.subprocess.Process) -> None:
     except asyncio.TimeoutError:
         _signal(-child.pid, signal.SIGKILL)
     finally:
-        # Before the wait: asyncio reports the end of a process only once its pipes are closed, which a daemon may keep
-        # open. It closes itself only in a later turn of the loop, which may not happen; there is no public way.
+        # This precedes the wait: asyncio reports the end of a process only once its pipes are closed, which a daemon
+        # may prevent. The transport closes itself only in a later turn of the loop, and there is no public way.
         child._transport.close()  # type: ignore[attr-defined]
     await child.wait()
 

@@ -21,7 +21,7 @@ from supervisor.errors import SupervisorError, UsageError
 from supervisor.standard_streams import flush_out, safe_streams, write_err, write_out
 
 INTERRUPTED = 130
-# What a shell reports for a program that wrote into a closed pipe.
+# A shell reports this for a program that wrote into a closed pipe.
 CLOSED_PIPE = 141
 
 

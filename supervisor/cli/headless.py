@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from supervisor.logs.live import Chunk
     from supervisor.session import Session
 
-# After Ctrl-C: seconds to wait for a reader of stdout that reads nothing.
+# After Ctrl-C, a reader of stdout that reads nothing is waited for this long, seconds.
 PATIENCE = 2.0
-# Seconds to wait for the last events of a job that has ended.
+# The last events of a job that has ended are awaited this long, seconds.
 LAST_NEWS = 15.0
 EVERYTHING = Console()
 
@@ -147,7 +147,7 @@ class Headless:
         return session.state in ENDED_STATES or any(event.get("type") in ENDED_EVENTS for event in session.events)
 
     def _begin_following(self) -> None:
-        """From now on Ctrl-C stops the job, also one that was pressed as the launch ended."""
+        """Make Ctrl-C stop the job from now on, also one that was pressed as the launch ended."""
         self._follows = True
         if self._interrupts:
             self._ask_to_stop()
@@ -198,7 +198,7 @@ class Headless:
                 writer.put(data)
                 while writer.full:
                     await writer.room()
-                    # After the end of the job, Ctrl-C ends the copy from outside, with its own message.
+                    # After the end of the job, Ctrl-C ends the copy from outside and prints its own message.
                     if self._interrupts and not self._enough.is_set() and writer.stalled_s > PATIENCE:
                         say("stdout is not read; the rest of the log stays on the nodes")
                         return False

@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     from remote_agent.wire.documents import IncidentDocument, Status
     from supervisor.inventory import Host
     from supervisor.ssh import NodeLink
-    from supervisor.tui.source import HomeJob, Source
+    from supervisor.tui.source import HomeJob, SessionSource
 
-# How often a host is asked for its jobs, and after how long one that does not answer is tried again, seconds.
+# A host is asked for its jobs this often; one that does not answer is tried again after the second time, seconds.
 EVERY: Final = 3.0
 AGAIN: Final = 15.0
-# Ended jobs of an inventory that are read in full, and how many of them at a time: each is a connection.
+# This many ended jobs of an inventory are read in full, and this many at a time: each needs a connection.
 ENDED_READ: Final = 20
 AT_ONCE: Final = 4
-# To how many of a job's hosts to connect for its status.
+# This many hosts of a job are connected to for its status.
 HOSTS_OF_JOB: Final = 2
 JobKey = tuple[str, str]
 
@@ -238,7 +238,7 @@ def show(
         session = partial(Session, open_known(result.words), result.job, attach=mode, read_only=read_only)
 
 
-def print_next_steps(hosts: str | None, source: Source, *, job_stays: bool) -> None:
+def print_next_steps(hosts: str | None, source: SessionSource, *, job_stays: bool) -> None:
     """Leave on the terminal what the user of a screen needs next: the error of a launch, the command to attach."""
     from supervisor.cli.headless import attach_command
     from supervisor.wording.values import one_line
@@ -257,6 +257,6 @@ def print_next_steps(hosts: str | None, source: Source, *, job_stays: bool) -> N
 
 
 def _no_job() -> AbstractAsyncContextManager[Session]:
-    """A session that connects to nothing."""
+    """Return a session that connects to nothing."""
     nothing = Inventory(None, (), JobDefaults(Path.cwd()))
     return contextlib.nullcontext(Session(nothing))

@@ -50,7 +50,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
     return 0
 
 
-# A label with single spaces, and the gap before the value.
+# A line begins with a label with single spaces, and a gap before the value.
 HEAD = re.compile(r"(?:\S+(?: \S+)*)? *")
 
 

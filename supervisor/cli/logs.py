@@ -31,7 +31,7 @@ from supervisor.logs import merge
 from supervisor.logs.files import READ_DEADLINE, Asking
 from supervisor.logs.live import RowReader
 from supervisor.logs.rows import Clocks, now_ns
-from supervisor.logs.selection import ALL, RecordFilter, Selection, Sieve, files_of
+from supervisor.logs.selection import ALL, RecordFilter, Selection, StreamFilter, files_of
 from supervisor.standard_streams import binary_out
 
 if TYPE_CHECKING:
@@ -39,9 +39,8 @@ if TYPE_CHECKING:
     from supervisor.session import Session
     from supervisor.ssh.answers import LogFileEntry
 
-# Rows that are written at once.
 BATCH = 500
-# How long `-f` waits for hosts before it starts with those that have answered, seconds.
+# `-f` waits this long for hosts before it starts with those that have answered, seconds.
 LATE_GRACE = 2.0
 
 
@@ -165,16 +164,16 @@ def _say_apart() -> None:
 
 async def _lines(session: Session, options: argparse.Namespace, writer: Writer) -> None:
     selection = selection_of(options)
-    sieve = Sieve(selection.streams, _say_apart)
+    stream_filter = StreamFilter(selection.streams, _say_apart)
     files = await log_files.files(session, None if options.follow else selection.nodes)
     newest = log_files.newest(files)
     if not options.follow:
-        # Fixed once: the group may be restarted while we read.
+        # The generation is fixed once, because the group may be restarted while we read.
         generation = newest if options.generation is None else options.generation
         _check_exists(files, generation, options.rank)
         selection = dataclasses.replace(selection, generation=generation)
     if options.follow and not _is_narrowed(options):
-        await _follow(session, selection, newest, sieve, writer)
+        await _follow(session, selection, newest, stream_filter, writer)
         return
     since_ns, clocks = await _since(session, selection, options)
     reader = RowReader(
@@ -184,7 +183,7 @@ async def _lines(session: Session, options: argparse.Namespace, writer: Writer) 
         ignore_case=smart_case(options),
         level=None if selection.filter else options.level,
         since_ns=since_ns,
-        note_apart=sieve.note,
+        note_apart=stream_filter.note,
         clocks=clocks,
     )
     batches = _batches(reader, options, newest)
@@ -258,10 +257,12 @@ async def _write(session: Session, writer: Writer, rows: list[LogLine], options:
     await _put(writer, b"".join(lines))
 
 
-async def _follow(session: Session, selection: Selection, newest: int, sieve: Sieve, writer: Writer) -> None:
+async def _follow(
+    session: Session, selection: Selection, newest: int, stream_filter: StreamFilter, writer: Writer
+) -> None:
     """Write all bytes of the chosen files as lines."""
     whole = dataclasses.replace(selection, streams=files_of(selection.streams))
-    lines = WholeLines(sieve, overwrites=writer.is_terminal)
+    lines = WholeLines(stream_filter, overwrites=writer.is_terminal)
     async with aclosing(session.follow(whole, "begin", newest)) as chunks:
         async for chunk in chunks:
             await _put_all(writer, printed(session, lines.feed(chunk)))
@@ -349,7 +350,7 @@ def _check_raw(options: argparse.Namespace) -> None:
 
 
 def smart_case(options: argparse.Namespace) -> bool:
-    """True if --grep ignores case."""
+    """Return whether --grep ignores case."""
     return options.ignore_case or (options.grep is not None and ignores_case(options.grep))
 
 

@@ -186,7 +186,7 @@ class Writer:
         rest = memoryview(data)
         while rest:
             try:
-                # None: a raw file that would block.
+                # A raw file that would block returns None.
                 written = self._file.write(rest) or 0
             except BlockingIOError as full:
                 written = full.characters_written

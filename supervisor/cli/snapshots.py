@@ -28,7 +28,7 @@ from supervisor.logs.files import ask, sources
 from supervisor.wording.status import snapshot_rows
 
 if TYPE_CHECKING:
-    from supervisor.link.host_link import Link
+    from supervisor.link.host_link import HostLink
     from supervisor.link.hub import Hub
     from supervisor.session import Session
 
@@ -121,7 +121,7 @@ def _checked(name: str, path: str, files: list[SnapshotFile]) -> tuple[str, list
     return path, files
 
 
-async def _take(link: Link, files: list[SnapshotFile], target: Path) -> int:
+async def _take(link: HostLink, files: list[SnapshotFile], target: Path) -> int:
     """Bring the files beside the target, then put them there at once; returns their bytes."""
     total = sum(size for _, _, size, _ in files)
     if not target.parent.is_dir():
@@ -144,7 +144,7 @@ async def _take(link: Link, files: list[SnapshotFile], target: Path) -> int:
     return total
 
 
-async def _take_one(link: Link, sha: str, size: int, place: Path) -> None:
+async def _take_one(link: HostLink, sha: str, size: int, place: Path) -> None:
     digest, left = hashlib.sha256(), size
     with place.open("wb") as file:
         async with aclosing(link.whole_stream("snapshot_read", {"sha": sha}, timeout_s=PIECE_DEADLINE)) as pieces:

@@ -69,7 +69,7 @@ SILENT: tuple[OptionRow, ...] = (
     (("--master-addr",), "HOST", "it is the `address` of the generation's first node"),
     (("--master-port",), "PORT", "each generation gets a fresh store on a free port"),
 )
-# Refused options: a run without their effect would differ from what the user asked for.
+# These options are refused: a run without their effect would differ from what the user asked for.
 REFUSED: tuple[OptionRow, ...] = (
     (("--logs-specs",), "NAME", "`supervisor logs` needs its own layout of logs; --log-dir adds torchrun's layout"),
     (("--duplicate-stdout-filters",), "WORDS", "`supervisor logs --grep` selects lines when reading"),
@@ -269,7 +269,7 @@ def _conf(options: argparse.Namespace) -> dict[str, str]:
 
 # --- the console output of each rank; files get every byte anyway
 
-# The numbers of torchrun: `Std` in torch/distributed/elastic/multiprocessing/api.py.
+# torchrun uses these numbers: `Std` in torch/distributed/elastic/multiprocessing/api.py.
 BITS = {"stdout": 1, "stderr": 2}
 ALL = 3
 _ENTRY = re.compile(r"(?P<rank>rank)?(?P<number>\d+):(?P<value>[0-3])")

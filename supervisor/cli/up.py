@@ -80,7 +80,7 @@ def _add_job(parser: Parser) -> None:
         metavar="T",
         help="keep that process for T (10m) after the job's end: the next `up` from this work tree skips the imports",
     )
-    # Of the demo, whose hosts are part of its process.
+    # The demo uses this option: its hosts are part of its process.
     parser.add_argument("--ends-with-screen", action="store_true", help=argparse.SUPPRESS)
 
 

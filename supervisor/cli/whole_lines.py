@@ -28,14 +28,14 @@ from supervisor.wording.values import cut_text, one_line
 
 if TYPE_CHECKING:
     from supervisor.logs.live import Chunk
-    from supervisor.logs.selection import Sieve
+    from supervisor.logs.selection import StreamFilter
     from supervisor.session import Session
 
 LINE_LIMIT = 1024 * 1024
-# How long the output waits for a node whose link is lost while a long line is read, seconds.
+# The output waits this long for a node whose link is lost while a long line is read, seconds.
 PATIENCE = 10.0
 
-# Whose lines: node, generation, rank, stream.
+# The key has the node, generation, rank and stream.
 LogKey = tuple[str, int, int, str]
 
 
@@ -80,8 +80,8 @@ class WholeLines:
     `overwrites`: of a line that overwrites itself by carriage returns, only the last state.
     """
 
-    def __init__(self, sieve: Sieve | None = None, *, overwrites: bool = False) -> None:
-        self._sieve = sieve
+    def __init__(self, stream_filter: StreamFilter | None = None, *, overwrites: bool = False) -> None:
+        self._filter = stream_filter
         self._overwrites = overwrites
         self._held: dict[LogKey, bytes | LongLine] = {}
         self._newest: dict[str, int] = {}
@@ -103,7 +103,7 @@ class WholeLines:
             held.end += len(more)
             if not newline:
                 self._held[key] = held
-                return self._sieved(ready)
+                return self._filtered(ready)
             ready.append(held)
             held = b""
         lines, newline, rest = (held + data).rpartition(b"\n")
@@ -114,7 +114,7 @@ class WholeLines:
             self._held[key] = LongLine(key, chunk.offset + len(chunk.data) - len(rest), rest)
         elif rest:
             self._held[key] = rest
-        return self._sieved(ready)
+        return self._filtered(ready)
 
     def _finally(self, lines: bytes) -> bytes:
         if not self._overwrites or b"\r" not in lines:
@@ -123,17 +123,17 @@ class WholeLines:
 
     def rest(self) -> list[Piece]:
         """Return the unfinished lines at the end of the log."""
-        return self._sieved([piece for node in list(self._newest) for piece in self._flush(node)])
+        return self._filtered([piece for node in list(self._newest) for piece in self._flush(node)])
 
-    def _sieved(self, pieces: list[Piece]) -> list[Piece]:
-        if self._sieve is None:
+    def _filtered(self, pieces: list[Piece]) -> list[Piece]:
+        if self._filter is None:
             return pieces
         kept: list[Piece] = []
         for piece in pieces:
             if isinstance(piece, LongLine):
-                if self._sieve.holds(piece.whose[3], piece.head):
+                if self._filter.holds(piece.whose[3], piece.head):
                     kept.append(piece)
-            elif lines := self._sieve.lines(piece[0][3], piece[1]):
+            elif lines := self._filter.lines(piece[0][3], piece[1]):
                 kept.append((piece[0], lines))
         return kept
 
@@ -205,7 +205,7 @@ def patiently(session: Session) -> Asking:
 
 # --- --fold
 
-# How often to check for folds whose window has ended while no rows arrive, seconds.
+# Without new rows, folds whose window has ended are checked this often, seconds.
 LOOK = 0.25
 
 

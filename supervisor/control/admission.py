@@ -22,7 +22,7 @@ from supervisor.inventory.pattern import fold
 from supervisor.launch.certificates import Authority, fingerprints, make_authority
 
 if TYPE_CHECKING:
-    from supervisor.link.host_link import Link
+    from supervisor.link.host_link import HostLink
     from supervisor.link.hub import Hub
     from supervisor.ssh.answers import Identity
 
@@ -47,7 +47,7 @@ class Issuer:
         return self._authority
 
 
-def _trusted_by(link: Link) -> list[str]:
+def _trusted_by(link: HostLink) -> list[str]:
     """Return the fingerprints of the authorities that a node reports, its own first; [] for none."""
     reported = link.view.identity.get("authorities")
     return [str(one) for one in reported] if isinstance(reported, list) else []
@@ -117,8 +117,8 @@ async def authorities(hub: Hub) -> dict[str, str]:
     return {each: hub.authorities[each] for each in wanted & hub.authorities.keys()}
 
 
-def is_certified(hub: Hub, link: Link) -> bool:
-    """Whether the node has a certificate for this job that the others accept, or are asked to accept."""
+def is_certified(hub: Hub, link: HostLink) -> bool:
+    """Return whether the node has a certificate for this job that the others accept, or are asked to accept."""
     known = _trusted_by(link) if link.opened else []
     return bool(known) and known[0] in _believable(hub)
 
@@ -131,7 +131,7 @@ async def spread(hub: Hub) -> None:
         return
     pems = await authorities(hub)
 
-    async def notify(link: Link) -> None:
+    async def notify(link: HostLink) -> None:
         text = "".join(pem for each, pem in pems.items() if each not in _trusted_by(link))
         answer: Identity | None = await link.try_call("trust", {"ca": text}, timeout_s=TRUST_DEADLINE)
         link.learn(answer or {})

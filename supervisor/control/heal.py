@@ -24,24 +24,24 @@ from supervisor.ssh import HostError
 if TYPE_CHECKING:
     from remote_agent.wire import JobSpec, NodeSpec
     from remote_agent.wire.answers import Address
-    from supervisor.link.host_link import Link
+    from supervisor.link.host_link import HostLink
     from supervisor.link.hub import Hub
 
-# How often a node's agent is restarted within this many seconds.
+# A node's agent is restarted at most this often within this many seconds.
 RESTARTS = 3
 RESTART_WINDOW = 600.0
-# How long after a link found no agent before it is dead: the job may just have ended, seconds.
+# An agent that was not found counts as dead after this many seconds: the job may just have ended.
 SETTLE = 1.5
 INTERVAL = 1.0
 IDENTITY_DEADLINE = 5.0
 STATUS_DEADLINE = 30.0
-# How long before a link without an agent looks for one again, seconds.
+# A link without an agent looks for one again after this many seconds.
 LOOK_AGAIN = 5.0
 REOPEN_DEADLINE = 20.0
-# How long an agent may take to learn that its node was removed, and the pause between requests to end, seconds.
+# An agent may take this long to learn that its node was removed; requests to end have this pause, seconds.
 LEAVE_DEADLINE = 8.0
 LEAVE_PAUSE = 0.3
-# How long an agent that leaves may take to end.
+# An agent that leaves may take this long to end.
 REPLACE_DEADLINE = 20.0
 
 
@@ -76,7 +76,7 @@ def _kind(error: HostError) -> str:
     return error.__cause__.kind if isinstance(error.__cause__, CallFailed) else "bring_up"
 
 
-async def _start(hub: Hub, link: Link, spec: JobSpec, issuer: admission.Issuer, *, full: bool) -> None:
+async def _start(hub: Hub, link: HostLink, spec: JobSpec, issuer: admission.Issuer, *, full: bool) -> None:
     """Start the agent of a host, once the one before has ended; raises HostError.
 
     One that another operator has started there meanwhile serves as well.
@@ -95,7 +95,7 @@ async def _start(hub: Hub, link: Link, spec: JobSpec, issuer: admission.Issuer, 
         link.progress("start", "waiting for the old agent to end")
 
 
-async def _start_once(hub: Hub, link: Link, spec: JobSpec, issuer: admission.Issuer, *, full: bool) -> None:
+async def _start_once(hub: Hub, link: HostLink, spec: JobSpec, issuer: admission.Issuer, *, full: bool) -> None:
     """Start the agent of a host under the certificate that it has, or under a new one; raises HostError."""
     name, resynced = link.view.name, resync.changed_since_launch(hub)
     trusted = await admission.authorities(hub)
@@ -111,7 +111,7 @@ async def _start_once(hub: Hub, link: Link, spec: JobSpec, issuer: admission.Iss
     await bringup.start_on(hub, name, material)
 
 
-async def _end_leaving(hub: Hub, link: Link) -> None:
+async def _end_leaving(hub: Hub, link: HostLink) -> None:
     """Ask an agent that is out of the job to end, so that another one takes its place.
 
     One that was stopped or cut off when its node was removed refuses until it has heard of that.
@@ -123,7 +123,7 @@ async def _end_leaving(hub: Hub, link: Link) -> None:
         await hub.wait_change(LEAVE_PAUSE)
 
 
-async def _is_leaving(hub: Hub, link: Link) -> bool:
+async def _is_leaving(hub: Hub, link: HostLink) -> bool:
     """Tell whether the host's agent is out of the job and stays only so that operators can read its end."""
     if not (link.opened and link.view.live):
         return False
@@ -145,7 +145,7 @@ class Healer:
         self._starts: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=RESTARTS))
         self._given_up: set[str] = set()
         self._introduced: dict[str, tuple[float, dict[str, Address]]] = {}
-        """By host: since when its link is open, and what was sent to its agent about the others."""
+        """The time since which a host's link is open, and what was sent to its agent about the others."""
         self._brought: set[tuple[str, str]] = set()
         """Nodes, and the work trees that this supervisor has tried to bring them."""
         self._spreading: asyncio.Task[None] | None = None
@@ -213,7 +213,7 @@ class Healer:
                 self._introduced[name] = introduction
                 await link.try_call("introduce", {"members": where}, timeout_s=IDENTITY_DEADLINE)
 
-    def _dead_links(self) -> list[Link]:
+    def _dead_links(self) -> list[HostLink]:
         """Return the links that have found no agent, without those whose agent is being restarted."""
         now = time.monotonic()
         self._restarting = {name: task for name, task in self._restarting.items() if not task.done()}
@@ -252,7 +252,7 @@ class Healer:
         """Return the nodes of the job that are in none of these states."""
         return {node["name"] for node in self._hub.status.get("nodes", ()) if node.get("state") not in out}
 
-    async def _restart(self, link: Link) -> None:
+    async def _restart(self, link: HostLink) -> None:
         hub, name = self._hub, link.view.name
         if not await self._is_still_dead(link):
             return
@@ -289,7 +289,7 @@ class Healer:
         starts.append(now)
         return True
 
-    async def _is_still_dead(self, link: Link) -> bool:
+    async def _is_still_dead(self, link: HostLink) -> bool:
         """Connect again: another supervisor may have started an agent there."""
         before = link.opened_at
         link.reopen()

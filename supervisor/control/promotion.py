@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 # A node gives up its old coordinator after 0.8 of node_timeout, whose default is 15 s.
 FORCE_DEADLINE = 20.0
-# Between two attempts to promote an agent, seconds.
+# The pause between two attempts to promote an agent, seconds.
 RETRY = 1.0
 
 
@@ -43,7 +43,7 @@ async def promote_if_orphaned(hub: Hub) -> bool:
     """
     if hub.read_only or hub.launching or end_in_files(hub) is not None:
         return False
-    # First what is already known: whether an agent is the coordinator or reaches it.
+    # The first look is at what is already known: whether an agent is the coordinator or reaches it.
     known = [link.view.identity for link in hub.opened_links(live=True)]
     if not known or any(one.get("role") == "coordinator" or one.get("coordinator_reachable", True) for one in known):
         return False
@@ -173,7 +173,7 @@ async def promote_to_stop(hub: Hub) -> None:
 
 # --- a job that is over
 
-# How long an agent may take to accept that its job is over, and then to end, seconds.
+# An agent may take this long to accept that its job is over, and then to end, seconds.
 OVER_DEADLINE = 5.0
 GONE_DEADLINE = 10.0
 

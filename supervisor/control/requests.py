@@ -26,24 +26,24 @@ if TYPE_CHECKING:
     from remote_agent.wire import NodeSpec
     from remote_agent.wire.answers import ChildStack, JobStacks, RankStacks
     from remote_agent.wire.documents import ReplyEntry, RequestReply, Status
-    from supervisor.link.host_link import Link
+    from supervisor.link.host_link import HostLink
     from supervisor.link.hub import Hub
     from supervisor.ssh.forward import Reader, Writer
     from supervisor.ssh.wires import Terminal
 
-# How long a node that is up may take to join the coordinator, seconds.
+# A node that is up may take this long to join the coordinator, seconds.
 JOIN_DEADLINE = 30.0
-# How long an agent may take to answer for its own ranks, seconds.
+# An agent may take this long to answer for its own ranks, seconds.
 REQUEST_DEADLINE = 60.0
-# How long one agent may take to pass a request to the coordinator and to answer; how long all of them, seconds.
+# One agent may take this long to pass a request on and to answer, and all of them together this long, seconds.
 ASK_DEADLINE = 12.0
 VERB_DEADLINE = 25.0
-# Between two tries while the coordinator moves to another node, seconds.
+# The pause between two tries while the coordinator moves to another node, seconds.
 MOVING_PAUSE = 0.3
 WITHOUT_COORDINATOR = ("moved", "no_coordinator", "not_coordinator")
 """How a request is refused while the next coordinator is elected, or the old one comes back."""
 
-AskNode = Callable[["Link", "dict[str, int]"], Awaitable["dict[str, ReplyEntry]"]]
+AskNode = Callable[["HostLink", "dict[str, int]"], Awaitable["dict[str, ReplyEntry]"]]
 
 
 async def request(hub: Hub, verb: str, args: Args) -> RequestReply:
@@ -85,7 +85,7 @@ async def _signal(hub: Hub, verb: str, args: Args) -> RequestReply:
         raise RequestFailed(f"no signal named {name}", "USR1, USR2, INT, TERM, KILL, …", "usage")
     _refuse_stale(hub, args)
 
-    async def send(link: Link, pids: dict[str, int]) -> dict[str, ReplyEntry]:
+    async def send(link: HostLink, pids: dict[str, int]) -> dict[str, ReplyEntry]:
         request = {"pids": pids, "signal": name, "operator": args["operator"]}
         refused = (await link.call("signal", request, timeout_s=REQUEST_DEADLINE)).data["refused"]
         return {rank: entry(rank not in refused, refused.get(rank, "sent")) for rank in pids}
@@ -96,7 +96,7 @@ async def _signal(hub: Hub, verb: str, args: Args) -> RequestReply:
 async def _keep(hub: Hub, verb: str, args: Args) -> RequestReply:
     """Save stacks and flight records of ranks next to their logs."""
 
-    async def save(link: Link, pids: dict[str, int]) -> dict[str, ReplyEntry]:
+    async def save(link: HostLink, pids: dict[str, int]) -> dict[str, ReplyEntry]:
         request = {"ranks": [int(rank) for rank in pids]}
         files = (await link.call("keep", request, timeout_s=REQUEST_DEADLINE)).data["files"]
         none = "the rank did not answer: `supervisor stacks` says why"
@@ -402,7 +402,7 @@ def _refuse_read_only(hub: Hub, verb: str) -> None:
         raise RequestFailed(f"{verb} refused: this supervisor is read-only", "leave --read-only out", "read_only")
 
 
-def _link_to(hub: Hub, node: str) -> Link:
+def _link_to(hub: Hub, node: str) -> HostLink:
     link = hub.links.get(node)
     if link is None or not link.opened:
         raise Unreachable(f"no connection to {node}")

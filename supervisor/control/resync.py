@@ -21,11 +21,11 @@ from supervisor.ssh.sync import manifest, push_tree
 if TYPE_CHECKING:
     from remote_agent.wire.answers import TreeDifferences
     from remote_agent.wire.documents import EditedTree, ReplyEntry, Status, TreeStatus, TreeSummary
-    from supervisor.link.host_link import Link
+    from supervisor.link.host_link import HostLink
     from supervisor.link.hub import Hub
     from supervisor.ssh.scan import Tree
 
-# How many nodes are synced at once: they share one uplink.
+# This many nodes are synced at once: they share one uplink.
 LIMIT = 64
 ASK_DEADLINE = 60.0
 # Nodes in these states may take part in the next group.
@@ -89,12 +89,12 @@ async def spread(hub: Hub, verb: str, args: Args) -> tuple[Args, dict[str, Reply
     failed = [name for name, one in entries.items() if not one["accepted"]]
     if failed and not (args.get("partial") and len(failed) < len(entries)):
         return {}, entries
-    # Valid in any generation: new files may be what ends a series of failures. A repeated request changes nothing.
+    # The restart is valid in any generation: new files may end a series of failures. Repeating it changes nothing.
     restart = {"tree": change.digest, "change": change.summary(), "without": failed, "if_generation": None}
     return {**restart, "operator": args["operator"]}, entries
 
 
-async def ensure(hub: Hub, link: Link, spec: JobSpec) -> None:
+async def ensure(hub: Hub, link: HostLink, spec: JobSpec) -> None:
     """Bring a live agent the tree of its job if it lacks it; `spec`: from `as_now`.
 
     Raises HostError, SyncError, CallFailed, WireError, asyncio.TimeoutError.
@@ -148,7 +148,7 @@ async def _compare(hub: Hub, tree: Tree) -> Change:
     """Ask the best agent what differs from the tree on its node; raises RequestFailed, Unreachable."""
     packed = await asyncio.to_thread(manifest, tree)
 
-    async def ask(link: Link) -> TreeDifferences:
+    async def ask(link: HostLink) -> TreeDifferences:
         answer = await link.call("tree_differences", {"tree": tree.name}, packed, timeout_s=ASK_DEADLINE)
         differences: TreeDifferences = answer.data
         return differences
@@ -183,7 +183,7 @@ async def _each(
     return dict(zip(names, entries, strict=True))
 
 
-async def _check(link: Link, name: str, digest: str) -> None:
+async def _check(link: HostLink, name: str, digest: str) -> None:
     """Check that a node has a version, and that it may be put in place; raises RequestFailed."""
     request = {"tree": name, "digest": digest, "kept": True}
     await link.call("tree_free", request, timeout_s=ASK_DEADLINE)

@@ -96,7 +96,7 @@ def _parse(path: Path) -> dict[str, object]:
         line = data.count(b"\n", 0, error.start) + 1
         raise InventoryError(f"{path}: line {line}: not UTF-8 text") from error
     except (ValueError, RecursionError) as error:
-        # Not only TOMLDecodeError: a number may have too many digits, and lists too many lists in them.
+        # Other errors than TOMLDecodeError are raised if a number has too many digits, or lists are nested too deeply.
         raise InventoryError(f"{path}: not valid TOML: {error}", _toml_hint(str(error), data.decode())) from error
     if not _fits(document):
         raise InventoryError(f"{path}: not valid TOML: a number does not fit into 64 bits")

@@ -43,7 +43,7 @@ class Host:
 
     name: str
     ssh: str
-    """Where to connect: a host name, an address or an alias of ~/.ssh/config."""
+    """The host name, address or alias of ~/.ssh/config to connect to."""
     address: str
     """The address at which the other nodes reach it."""
     user: str | None = None
@@ -346,7 +346,7 @@ class Inventory:
     """The hosts in the order of their ranks, and the defaults of `up`."""
 
     path: Path | None
-    """None: this machine only."""
+    """The file of the inventory; None: this machine only."""
     hosts: tuple[Host, ...]
     job: JobDefaults
     hooks: tuple[Hook, ...] = ()

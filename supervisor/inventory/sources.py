@@ -32,7 +32,7 @@ Document = TypedDict(
 # NFS and the parallel file systems of supercomputers.
 NETWORK_DISKS = frozenset({"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "panfs", "afs", "cifs", "smb3"})
 _TARGET = re.compile(r"(?:(?P<user>[^@:\s]+)@)?(?P<name>[^@:\s]+)(?::(?P<port>[0-9]{1,5}))?")
-# OpenMPI and DeepSpeed: `host slots=8 max_slots=8`; MPICH and Intel MPI: `host:8`.
+# OpenMPI and DeepSpeed write `host slots=8 max_slots=8`; MPICH and Intel MPI write `host:8`.
 _HOSTFILE_LINE = re.compile(r"(?P<name>[^\s:]+)(?::(?P<count>[0-9]{1,9}))?(?P<rest>(?:\s+[\w-]+\s*=\s*\S+)*)")
 _SLOTS = re.compile(r"\bslots\s*=\s*(\S+)")
 _TASKS = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
@@ -141,7 +141,7 @@ def from_pbs() -> Document:
 
 
 def _on_shared_disks(document: Document) -> Document:
-    """In a home directory that all nodes share, each node gets its own root; a shared work tree is not copied."""
+    """Give each node its own root in a home directory that all nodes share; a shared work tree is not copied."""
     if is_shared(Path.home()):
         document = with_own_roots(document, f"{Path.home()}/.supervisor/nodes")
     if is_shared(Path.cwd()):

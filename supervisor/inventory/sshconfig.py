@@ -18,10 +18,10 @@ from supervisor.inventory.targets import TargetError, check_host, check_user
 if TYPE_CHECKING:
     from supervisor.ssh_library import SSHClientConfig
 
-# As ssh itself.
+# ssh has the same limit.
 MAX_INCLUDES = 16
-# Of all files together, each as often as it is included. Each file and Include takes time, and a line the square of its
-# length: what is larger is an accident.
+# These limits hold for all files together, each as often as it is included. Each file and Include takes time, a line
+# the square of its length; anything larger is an accident.
 MAX_BYTES = 1024 * 1024
 MAX_FILES = 1024
 MAX_LINE = 8192
@@ -99,7 +99,7 @@ def _read_file(path: Path) -> bytes:
 
 def read_config(alias: str, user: str | None, port: int | None) -> SSHClientConfig:
     """Return the configuration of an alias; `user` and `port` override the files. Raises SshConfigError."""
-    # Before anything is read: `Match exec` and ProxyCommand run commands.
+    # The names are checked before anything is read, because `Match exec` and ProxyCommand run commands.
     _check("ssh", check_host, alias)
     if user is not None:
         _check("user", check_user, user)
@@ -117,10 +117,10 @@ def _read(alias: str, user: str | None, port: int | None) -> SSHClientConfig:
     try:
         config = _reader().load(None, config_files(), False, False, False, local_user(), *arguments)
         if cast("SSHClientConfig", config).has_match_final():
-            # As ssh does: read again with `Match final`; values that are already set stay.
+            # As in ssh, the files are read again with `Match final`; values that are already set stay.
             config = _reader().load(config, config_files(), False, False, True, local_user(), *arguments)
     except (asyncssh.IllegalUserName, OSError, ValueError, RuntimeError) as error:
-        # What pathlib raises for a path or a pattern of Include comes as it is.
+        # Errors of pathlib for a path or a pattern of Include come as they are.
         raise SshConfigError(f"cannot read the ssh configuration: {error}") from error
     return cast("SSHClientConfig", config)
 

@@ -19,7 +19,7 @@ from supervisor.ssh.sync import Tree, push_tree
 
 if TYPE_CHECKING:
     from remote_agent.wire.answers import Address
-    from supervisor.link.host_link import Link
+    from supervisor.link.host_link import HostLink
     from supervisor.link.hub import Hub
     from supervisor.ssh.answers import EngineFacts, Identity
 
@@ -31,7 +31,7 @@ ASSIGN_DEADLINE = 30.0
 PROMOTE_DEADLINE = 30.0
 # A removed agent stays for some seconds so that its end can be read.
 REPLACE_PAUSE = 0.3
-# How long connected hosts wait for one before them in the inventory to connect, and then to lock its tree.
+# Connected hosts wait this long for an earlier one in the inventory to connect, and then to lock its tree.
 PASS_OVER_S = 5.0
 
 
@@ -122,7 +122,7 @@ class Material:
     """The launch's order of the hosts; None: another job may run from the same work tree."""
 
 
-async def prepare(hub: Hub, link: Link, node: NodeLink, material: Material) -> None:
+async def prepare(hub: Hub, link: HostLink, node: NodeLink, material: Material) -> None:
     """Sync the tree and start the agent, on a connection without an open job; raises HostError, CallFailed."""
     name = link.host.name
     if material.is_new:
@@ -146,7 +146,7 @@ async def prepare(hub: Hub, link: Link, node: NodeLink, material: Material) -> N
     link.learn_script(started.get("script"))
 
 
-async def _sync(hub: Hub, link: Link, node: NodeLink, material: Material) -> None:
+async def _sync(hub: Hub, link: HostLink, node: NodeLink, material: Material) -> None:
     name = link.host.name
     link.progress("sync", "comparing the work tree")
     try:
@@ -200,7 +200,7 @@ async def _refuse_known(node: NodeLink, material: Material) -> None:
 
 
 @contextmanager
-def _failing(link: Link, step: str = "", hint: str = "") -> Iterator[None]:
+def _failing(link: HostLink, step: str = "", hint: str = "") -> Iterator[None]:
     """Turn the errors of a request into a HostError at this step, else at the one that the link shows."""
     try:
         yield
@@ -209,7 +209,7 @@ def _failing(link: Link, step: str = "", hint: str = "") -> Iterator[None]:
         raise HostError(link.host.name, step or link.view.step, why(error), advice) from error
 
 
-async def engine(link: Link) -> EngineFacts:
+async def engine(link: HostLink) -> EngineFacts:
     """Wait until the node's engine knows its torch; raises HostError."""
     link.progress("engine", "looking for torch")
     with _failing(link, "engine", "torch may load slowly from a cold disk: try again"):
@@ -219,7 +219,7 @@ async def engine(link: Link) -> EngineFacts:
     return facts
 
 
-async def peer_address(link: Link, spec: JobSpec) -> Address:
+async def peer_address(link: HostLink, spec: JobSpec) -> Address:
     """Return the address and port at which the other agents reach this one; raises HostError."""
     with _failing(link, "assign"):
         identity: Identity = (await link.call("identity")).data
@@ -229,7 +229,7 @@ async def peer_address(link: Link, spec: JobSpec) -> Address:
 
 
 async def assign(
-    link: Link,
+    link: HostLink,
     term: int,
     coordinator: str,
     members: dict[str, Address],
@@ -262,14 +262,14 @@ async def start_on(hub: Hub, name: str, material: Material) -> None:
         await _started(link)
 
 
-async def _started(link: Link) -> None:
+async def _started(link: HostLink) -> None:
     if not link.view.live:
         name = link.host.name
         raise HostError(name, "start", "its agent ended at once", f"read agent.log of the job on {name}")
     await engine(link)
 
 
-async def introduce(hub: Hub, link: Link, spec: JobSpec) -> None:
+async def introduce(hub: Hub, link: HostLink, spec: JobSpec) -> None:
     """Assign a started agent to the coordinator of the running job; raises HostError, RequestFailed."""
     agents = await hub.identities()
     mine = link.view.name

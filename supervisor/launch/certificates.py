@@ -19,7 +19,7 @@ VALID = datetime.timedelta(days=3653)
 EARLIER = datetime.timedelta(days=2)
 # The limit of a common name; peers check the subject alternative name, which may be longer.
 LONGEST_COMMON_NAME = 64
-# The number of private keys of SECP256R1; a seed of more bytes, so that the remainder is evenly distributed.
+# SECP256R1 has this many private keys; the seed has more bytes, so that the remainder is evenly distributed.
 KEYS = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551 - 1
 SEED_BYTES = 48
 # 64 MiB and 0.2 s of one core, once for each torchrun.
@@ -32,7 +32,7 @@ class Authority:
 
     ca: str
     ca_key: str = field(repr=False)
-    """Only in the memory of the command that made it: whoever has it can be any node."""
+    """The key stays in the memory of the command that made it: its owner can pose as any node."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def _usage(*, signs: bool) -> x509.KeyUsage:
 
 
 def _key_of(secret: bytes, job: str) -> ec.EllipticCurvePrivateKey:
-    # Whoever has seen a certificate of the job can try secrets at home, so each try must be expensive.
+    # A certificate of the job is enough to try secrets offline, so each try must be expensive.
     salt = b"supervisor job " + job.encode()
     seed = hashlib.scrypt(secret, salt=salt, n=SCRYPT_N, r=SCRYPT_R, p=1, maxmem=2**28, dklen=SEED_BYTES)
     return ec.derive_private_key(int.from_bytes(seed, "big") % KEYS + 1, ec.SECP256R1())

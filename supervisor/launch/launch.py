@@ -24,23 +24,23 @@ from supervisor.ssh.reasons import together
 
 if TYPE_CHECKING:
     from remote_agent.wire.answers import Address
-    from supervisor.link.host_link import Link
+    from supervisor.link.host_link import HostLink
     from supervisor.link.hub import Hub
     from supervisor.link.view import LaunchPlan
     from supervisor.ssh import NodeLink
 
 log = logging.getLogger(__name__)
 
-# How long an interrupted launch waits for agents to stop and their hosts to be cleaned, seconds.
+# An interrupted launch waits this long for agents to stop and their hosts to be cleaned, seconds.
 ABANDON_DEADLINE = 20.0
 # An agent that was asked to end does so within a moment, or once others have read the end.
 CLEAN_TRIES = 20
 CLEAN_PAUSE = 0.5
-# How many hosts are brought up at once: they share one uplink for the sync.
+# This many hosts are brought up at once: they share one uplink for the sync.
 BRING_UP_LIMIT = 64
 # A launch that cannot succeed waits this long for the errors of its other hosts, seconds: one look shows them together.
 LAST_REPORTS_S = 2.0
-# How many files of earlier runs a notice names.
+# A notice names this many files of earlier runs.
 MAX_NAMED = 4
 
 
@@ -104,7 +104,7 @@ class Launch:
     async def _await_enough(self, tasks: Mapping[str, asyncio.Future[None]]) -> list[str]:
         """Wait for all hosts; in an elastic job, min_nodes, then settle_timeout. Returns the hosts not yet up.
 
-        Where the launch can no longer succeed, the others may only report what is wrong with them too.
+        If the launch can no longer succeed, the others may only report their own errors too.
         """
         spec = self._plan.spec
         regular = {node.name for node in spec.nodes if not node.spare}
@@ -190,7 +190,7 @@ class Launch:
                 self._order.pass_over(name)
             self._note(hub, hub.links[name], error)
 
-    def _note(self, hub: Hub, link: Link, error: HostError) -> None:
+    def _note(self, hub: Hub, link: HostLink, error: HostError) -> None:
         name = link.host.name
         self._failures[name] = HostFailure(name, error.step, error.reason, error.hint)
         link.fail(error.step, error.reason, error.hint)
@@ -242,7 +242,7 @@ class Launch:
             _, pending = await asyncio.wait(undoing, timeout=ABANDON_DEADLINE)
             await cancel_all(pending)
 
-    async def _undo(self, link: Link) -> None:
+    async def _undo(self, link: HostLink) -> None:
         # A start in progress cannot be cancelled: wait for its end, then undo it.
         await link.idle(ABANDON_DEADLINE / 2)
         if not link.connected:
@@ -253,7 +253,7 @@ class Launch:
         except (HostError, CallFailed, WireError, asyncio.TimeoutError) as error:
             log.debug("clean on %s: %s", link.view.name, error)
 
-    async def _end_agent(self, link: Link) -> None:
+    async def _end_agent(self, link: HostLink) -> None:
         if not (link.opened and link.view.live):
             return
         for op, args in (("exit", {}), ("stop", {"kill": True, "operator": "launch"})):

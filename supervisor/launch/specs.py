@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 # Crockford's base 32: without i, l, o, u, which are easily misread.
 LETTERS = "0123456789abcdefghjkmnpqrstvwxyz"
 LONGEST_STEM = 40
-# Fields of the description that are made from more than one value.
+# These fields of the description are made from more than one value.
 MADE = {
     "job", "script", "nodes", "tree", "workdir", "env", "min_nodes", "max_nodes", "hooks", "rendezvous", "created_ns",
 }  # fmt: skip
-# How many files an error names if a tree differs.
+# An error names this many files if a tree differs.
 SHOWN = 3
 
 
@@ -64,7 +64,7 @@ class UpOptions:
     signals_to_handle: str | None = None
     virtual_local_rank: bool = False
     rendezvous: Rendezvous | None = None
-    """Without run_id and nnodes, which the plan fills in."""
+    """The rendezvous without run_id and nnodes, which the plan fills in."""
     join_timeout: float | None = None
     settle_timeout: float | None = None
     standby: str | None = None
@@ -91,7 +91,7 @@ def make_plan(inventory: Inventory, options: UpOptions, cwd: Path) -> LaunchPlan
         job=job,
         script=script,
         nodes=tuple(node_spec(_at(host, options, inventory), nproc) for host in hosts),
-        # What a script writes stays in its tree: another script, or a job with a name of its own, does not find it.
+        # A script's files stay in its tree: another script, or a job with a name of its own, does not find them.
         tree=tree_name(defaults.workdir, f"script {script}" if options.job is None else f"job {job}")
         if syncs
         else None,

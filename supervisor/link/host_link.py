@@ -33,11 +33,11 @@ FIRST_DELAY = 0.25
 LONGEST_DELAY = 15.0
 CONNECT_DEADLINE = 20.0
 OPEN_DEADLINE = 15.0
-# How long others wait for the first answer of a host, from when it is first connected to, seconds.
+# Others wait this long for the first answer of a host, from when it is first connected to, seconds.
 FIRST_ANSWER = 15.0
 # A host that owes an answer for this long is asked whether it is still there, seconds.
 SILENCE = 3.0
-# How long it may then send nothing before its connection counts as lost, seconds.
+# It may then send nothing for this long before its connection counts as lost, seconds.
 SIGN_OF_LIFE = 5.0
 SILENT = f"no answer for {SILENCE + SIGN_OF_LIFE:g} s"
 
@@ -101,7 +101,7 @@ class _Work:
             self.done.set_exception(error)
 
 
-class Link:
+class HostLink:
     """One host of a hub. `keep` runs until the hub closes and connects; all other methods use its connection."""
 
     def __init__(self, host: Host, owner: Owner, *, active: bool = True, held: bool = False) -> None:
@@ -122,7 +122,7 @@ class Link:
         self.asked_at = 0.0
         """time.monotonic() when the host was last asked for the job; 0: never, infinite: it is not asked again."""
         self.is_malformed = False
-        """Since the job was last opened the host gave an answer that nobody can read: logs are read from the others."""
+        """The host gave an unreadable answer since the job was last opened: logs are read from the others."""
         self.held = held
         """The job does not exist yet: it is opened only after `carry_out`."""
         self._owner = owner

@@ -20,7 +20,7 @@ from remote_agent.diagnose.incidents import incidents_after, incidents_in
 from remote_agent.wire import Args, CallFailed, WireError
 from supervisor import known
 from supervisor.errors import HostFailure, RequestFailed, SupervisorError, Unreachable, why
-from supervisor.link.host_link import FIRST_ANSWER, Link
+from supervisor.link.host_link import FIRST_ANSWER, HostLink
 from supervisor.link.tasks import cancel_all, wait_event
 from supervisor.link.view import HostView, LaunchPlan, Notice
 from supervisor.ssh import AgentFile
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# How long to wait for the first news of a job, seconds.
+# The first news of a job may take this long, seconds.
 CURRENT_DEADLINE = 10.0
-# How long an agent may take for the next record of its journal, seconds.
+# An agent may take this long for the next record of its journal, seconds.
 RECORD_DEADLINE = 30.0
-# How long an agent may take to say who it is, seconds.
+# An agent may take this long to say who it is, seconds.
 IDENTITY_DEADLINE = 5.0
 
 T = TypeVar("T")
@@ -80,7 +80,7 @@ class Hub:
         self.authorities: dict[str, str] = {}
         """The authorities that nodes should trust, as far as this session knows: PEM text by fingerprint."""
         self.attach = attach
-        """None (not recorded in the journal), "watch", or "control" (also heals the job)."""
+        """"watch", "control" (also heals the job), or None (not recorded in the journal)."""
         self.follows = follow or attach is not None
         """`status`, `events` and `incidents` are kept up to date."""
         self.read_only, self.live_only = read_only, live_only
@@ -89,8 +89,8 @@ class Hub:
         self.launching = plan is not None
         """True until all nodes of a launch have been assigned, or the launch has failed."""
         wanted = frozenset(plan.hosts if plan is not None else (host.name for host in inventory.hosts))
-        self.links: dict[str, Link] = {
-            host.name: Link(host, self, active=host.name in wanted, held=self.launching and host.name in wanted)
+        self.links: dict[str, HostLink] = {
+            host.name: HostLink(host, self, active=host.name in wanted, held=self.launching and host.name in wanted)
             for host in inventory.hosts
         }
         self.status: Status = {}
@@ -106,7 +106,7 @@ class Hub:
         self.late: set[str] = set()
         """Hosts that are still coming up although the job has started."""
         self._left_out: set[str] = set()
-        # Called with a host that had answered, and why its answers are missing now, when that happens first.
+        # This is called when a host that had answered first fails to answer, with its name and the reason.
         self._note_left_out = note_left_out
         self.ended = False
         """True once the job is over and `events` has its last event."""
@@ -206,8 +206,8 @@ class Hub:
         """The job's state in the newest status document, "" before the first."""
         return str(self.status.get("state", ""))
 
-    def opened_links(self, live: bool | None = None) -> list[Link]:
-        """Return the links on which the job answers, best first (see Link.rank_as_source)."""
+    def opened_links(self, live: bool | None = None) -> list[HostLink]:
+        """Return the links on which the job answers, best first (see HostLink.rank_as_source)."""
         links = [link for link in self.links.values() if link.opened and live in (None, link.view.live)]
         return sorted(links, key=lambda link: link.rank_as_source(), reverse=True)
 
@@ -308,7 +308,7 @@ class Hub:
     async def stream(self, op: str) -> list[Any]:
         """Return all items of a stream from the best agent; raises Unreachable, RequestFailed."""
 
-        async def collect(link: Link) -> list[Any]:
+        async def collect(link: HostLink) -> list[Any]:
             async with aclosing(link.whole_stream(op, timeout_s=RECORD_DEADLINE)) as answers:
                 return [answer.data async for answer in answers]
 
@@ -318,7 +318,7 @@ class Hub:
         """Return all events as the best agent has them; raises Unreachable, RequestFailed."""
         return [item["event"] for item in await self.stream("events")]
 
-    async def ask_best(self, ask: Callable[[Link], Awaitable[T]], live: bool | None = None) -> T:
+    async def ask_best(self, ask: Callable[[HostLink], Awaitable[T]], live: bool | None = None) -> T:
         """Ask the best agent, or the next one when a link breaks; raises Unreachable, RequestFailed."""
         last = "no agent is alive there" if live else ""
         asked: set[str] = set()
@@ -346,7 +346,7 @@ class Hub:
         """Ask every live agent in reach for its identity; returns the answers by host, in inventory order."""
         links = [link for link in self.links.values() if link.opened and link.view.live]
 
-        async def ask(link: Link) -> Identity | None:
+        async def ask(link: HostLink) -> Identity | None:
             answer: Identity | None = await link.try_call("identity", timeout_s=IDENTITY_DEADLINE)
             link.learn(answer or {})
             return answer

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from remote_agent.wire.answers import JobRow, ListedJob
     from supervisor.link.hub import Hub
 
-# How long to wait for further hosts once one has answered, seconds.
+# Once one host has answered, further hosts are awaited this long, seconds.
 GRACE = 2.0
 
 

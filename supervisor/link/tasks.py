@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# How long a cancelled task may run before it is cancelled again, seconds.
+# A cancelled task may run this long before it is cancelled again, seconds.
 AGAIN = 0.5
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from remote_agent.wire.documents import Status
-    from supervisor.link.host_link import Link
+    from supervisor.link.host_link import HostLink
     from supervisor.link.hub import Hub
 
 log = logging.getLogger(__name__)
@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 # An agent that sends nothing for this long is asked whether it is still there, and has as long to answer, seconds.
 # Both together stay well below 10 s, so that a lost host's last status is never shown as current for longer than that.
 SILENCE = 3.0
-# What a status says about the agent that sends it.
+# A status has these facts about the agent that sends it.
 NEWS = ("term", "journal_term", "last_seq", "coordinator_reachable")
-# Before the same agent is asked again, seconds.
+# The pause before the same agent is asked again, seconds.
 REST = 0.5
 
 
@@ -56,7 +56,7 @@ class Updates:
                 return
             await asyncio.sleep(REST)
 
-    async def _best(self) -> Link:
+    async def _best(self) -> HostLink:
         while True:
             links = self._hub.opened_links()
             # Before its agents have been assigned, a job has no status.
@@ -64,14 +64,14 @@ class Updates:
                 return links[0]
             await self._hub.wait_change(1.0)
 
-    async def _check(self, link: Link) -> None:
+    async def _check(self, link: HostLink) -> None:
         """Ask an agent for its identity again: after a change of coordinator another link may be the better source."""
         try:
             link.learn((await link.call("identity", timeout_s=SILENCE)).data)
         except (CallFailed, WireError, asyncio.TimeoutError):
             link.reopen()
 
-    async def _follow(self, link: Link) -> None:
+    async def _follow(self, link: HostLink) -> None:
         watch = asyncio.ensure_future(self._watch(link))
         events = asyncio.ensure_future(self._events(link))
         looking = asyncio.ensure_future(self._ask_for_coordinator())
@@ -94,7 +94,7 @@ class Updates:
             if any(node["state"] == "lost" for node in self._hub.status.get("nodes", ())):
                 await self._hub.identities()
 
-    async def _watch(self, link: Link) -> None:
+    async def _watch(self, link: HostLink) -> None:
         hub = self._hub
         stream = link.stream("watch")
         try:
@@ -111,7 +111,7 @@ class Updates:
         finally:
             await stream.aclose()
 
-    async def _next(self, link: Link, stream: AsyncGenerator[Answer, None]) -> Answer | None:
+    async def _next(self, link: HostLink, stream: AsyncGenerator[Answer, None]) -> Answer | None:
         """Return the next status, None at the end; while nothing changes, check that the agent is still there."""
 
         async def pull() -> Answer | None:
@@ -131,7 +131,7 @@ class Updates:
             if not item.done():
                 await cancel_all((item,))
 
-    async def _probe(self, link: Link) -> None:
+    async def _probe(self, link: HostLink) -> None:
         """Return when this agent has answered; raises TimeoutError when it does not.
 
         All agents are asked at the same time, and the connections to all silent ones are opened again: otherwise
@@ -154,20 +154,20 @@ class Updates:
             await cancel_all(asked.values())
             await asyncio.gather(*asked.values(), return_exceptions=True)
 
-    def _is_second_best(self, link: Link) -> bool:
+    def _is_second_best(self, link: HostLink) -> bool:
         best = self._hub.opened_links()[:1]
         if not best or best[0] is link:
             return False
         # A longer journal alone is no reason: both grow all the time.
         return best[0].rank_as_source()[:-1] > link.rank_as_source()[:-1]
 
-    async def _events(self, link: Link) -> None:
-        # From the last one that is known: if this agent has another one there, earlier ones may differ, too.
+    async def _events(self, link: HostLink) -> None:
+        # Reading starts at the last known event: if this agent has another one there, earlier ones may differ too.
         known = max(0, len(self._hub.events) - 1)
         if not await self._follow_events(link, known) and not await self._follow_events(link, 0):
             raise WireError(f"the journal of {link.view.name} has a gap after event {len(self._hub.events)}")
 
-    async def _follow_events(self, link: Link, since: int) -> bool:
+    async def _follow_events(self, link: HostLink, since: int) -> bool:
         """Take the events after that number to their end; False where the next one is missing, or not the known one."""
         hub = self._hub
         known = hub.events[since] if 0 < since < len(hub.events) else None
@@ -187,7 +187,7 @@ class Updates:
             await stream.aclose()
         return True
 
-    async def _finish(self, link: Link) -> None:
+    async def _finish(self, link: HostLink) -> None:
         hub = self._hub
         # Hosts that were out of reach at the end may have continued: the best source knows.
         await hub.settle()

@@ -13,17 +13,17 @@ from remote_agent.wire import Answer, Args, CallFailed, WireError
 from supervisor.errors import RequestFailed, Unreachable, why
 
 if TYPE_CHECKING:
-    from supervisor.link.host_link import Link
+    from supervisor.link.host_link import HostLink
     from supervisor.link.hub import Hub
     from supervisor.logs.rows import LogLine
     from supervisor.ssh.answers import LogFileEntry
 
 READ_SIZE = 1024 * 1024
-# How long a node may take to answer where it may have to read a file to its end first, seconds.
+# A node may take this long to answer where it may have to read a file to its end first, seconds.
 READ_DEADLINE = 60.0
 
 
-def sources(session: Hub, nodes: list[str] | None) -> list[Link]:
+def sources(session: Hub, nodes: list[str] | None) -> list[HostLink]:
     """Return the links that can serve logs now; raises RequestFailed for an unknown node, Unreachable for none."""
     for name in nodes or ():
         if name not in session.links:

@@ -22,7 +22,7 @@ from remote_agent.text.shapes import bare
 
 # The clocks of nodes differ, and so does the time at which ranks reach the same line.
 WINDOW_NS = 1_000_000_000
-# Bytes that may be held until the window ends, and the memory of a row besides its text.
+# This many bytes may be held until the window ends; a row takes this much memory besides its text.
 HELD_LIMIT = 16 * 1024 * 1024
 _ROW_COST = 256
 # Longer lines are not cached.
@@ -168,7 +168,7 @@ class _SameShape(Generic[R]):
 
     def __init__(self) -> None:
         self.folds: deque[tuple[Fold[R], tuple[bytes, ...]]] = deque()
-        """In order, with their texts."""
+        """The folds in order, with their texts."""
         self.first = 0
         """The number of the first one."""
         self.equals: dict[tuple[bytes, ...], _SameText[R]] = {}

@@ -26,21 +26,21 @@ from supervisor.logs.rows import Clocks, LogLine
 
 if TYPE_CHECKING:
     from remote_agent.wire.answers import LogChunk, LogEntry, LogPage
-    from supervisor.link.host_link import Link
+    from supervisor.link.host_link import HostLink
     from supervisor.link.hub import Hub
     from supervisor.logs.selection import Selection
     from supervisor.ssh.answers import LogFileEntry
 
 # Answers (a chunk has at most 64 KiB) that wait for a slow reader before the nodes are no longer read.
 BACKLOG = 128
-# How long to wait for an unreachable host once the job is over, seconds.
+# An unreachable host is awaited this long once the job is over, seconds.
 LAST_WAIT = 10.0
-# How long a host that is connected may send nothing once the job is over: it may have gigabytes to index, seconds.
+# A connected host may send nothing for this long once the job is over: it may have gigabytes to index, seconds.
 STUCK_WAIT = 60.0
-# How long nothing comes, once the job is over, before a host is asked for the rest, seconds.
+# Once the job is over and nothing comes for this long, a host is asked for the rest, seconds.
 LAST_LOOK = 3.0
 RETRY = 0.5
-# How often to look for nodes that have joined, seconds.
+# Nodes that have joined are looked for this often, seconds.
 LOOK = 1.0
 
 Positions = dict[RankStream, int]
@@ -63,7 +63,7 @@ class _NodeReader:
     """Reads one stream of log answers from one node, and resumes it after a lost link."""
 
     def __init__(
-        self, hub: Hub, link: Link, op: str, args: Args, positions: Positions, queue: asyncio.Queue[_Item]
+        self, hub: Hub, link: HostLink, op: str, args: Args, positions: Positions, queue: asyncio.Queue[_Item]
     ) -> None:
         self._hub = hub
         self._link = link
@@ -73,7 +73,7 @@ class _NodeReader:
         self._queue = queue
         self._has_read = False
         self._moved_at = time.monotonic()
-        """When something came, or the job was not over."""
+        """The time when something came, or the job was not over."""
 
     async def run(self) -> None:
         """Put all answers into the queue, then None: the job is over and all is read, or the host is out of reach."""
@@ -195,7 +195,7 @@ def _file(entry: LogChunk | LogEntry | LogFileEntry) -> RankStream:
     return entry["generation"], entry["rank"], entry["stream"]
 
 
-def _wanted_links(hub: Hub, selection: Selection) -> list[Link]:
+def _wanted_links(hub: Hub, selection: Selection) -> list[HostLink]:
     """Return the links to the job's nodes that the selection includes."""
     return [
         link for name, link in hub.links.items() if link.active and (selection.nodes is None or name in selection.nodes)
@@ -203,7 +203,7 @@ def _wanted_links(hub: Hub, selection: Selection) -> list[Link]:
 
 
 async def _read_nodes(
-    hub: Hub, selection: Selection, make: Callable[[Link, asyncio.Queue[_Item]], _NodeReader]
+    hub: Hub, selection: Selection, make: Callable[[HostLink, asyncio.Queue[_Item]], _NodeReader]
 ) -> AsyncGenerator[tuple[str, Answer], None]:
     """Yield the answers of all nodes, also of those that join, until the job is over and all is read."""
     queue: asyncio.Queue[_Item] = asyncio.Queue(BACKLOG)
@@ -246,7 +246,7 @@ async def follow(
     newest). The hub must be kept up to date.
     """
 
-    def make(link: Link, queue: asyncio.Queue[_Item]) -> _NodeReader:
+    def make(link: HostLink, queue: asyncio.Queue[_Item]) -> _NodeReader:
         return _NodeReader(hub, link, "log_follow", {**selection.args(), "start": start, "first": first}, {}, queue)
 
     owners = await _owners(hub, selection)
@@ -335,7 +335,7 @@ class RowReader:
             for stream in streams:
                 await stream.aclose()
 
-    async def _of_node(self, link: Link, first: int | None, *, whole: bool) -> AsyncGenerator[LogLine, None]:
+    async def _of_node(self, link: HostLink, first: int | None, *, whole: bool) -> AsyncGenerator[LogLine, None]:
         name = link.view.name
         positions = self._positions.setdefault(name, {})
         args = {**self._request(name), "first": first, "past": True, "whole": whole}
@@ -358,7 +358,7 @@ class RowReader:
         Raises RequestFailed. The hub must be kept up to date.
         """
 
-        def make(link: Link, queue: asyncio.Queue[_Item]) -> _NodeReader:
+        def make(link: HostLink, queue: asyncio.Queue[_Item]) -> _NodeReader:
             name = link.view.name
             args = {**self._request(name), "first": first}
             return _NodeReader(self._hub, link, "log_rows", args, self._positions.get(name, {}), queue)

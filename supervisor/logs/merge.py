@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from supervisor.link.hub import Hub
     from supervisor.logs.selection import Selection
 
-# Longest wait for one node's rows where those of the others are wanted without them, seconds.
+# One node's rows are awaited at most this long where those of the others are wanted without them, seconds.
 PATIENCE = 2.5
 
 RankStream = tuple[int, int, str]
@@ -53,7 +53,7 @@ class Page(NamedTuple):
     """With `counted`: how many lines the files have, by node."""
     before: int = 0
     behind: int = 0
-    """With `counted`: how many lines, filtered or not, arrived before those times, and after them."""
+    """The number of lines, filtered or not, that arrived before those times and after them, with `counted`."""
 
 
 class Part(NamedTuple):
@@ -66,7 +66,7 @@ class Part(NamedTuple):
     until_ns: int | None
     counted: int
     ends: Ends | None
-    """None: not asked for."""
+    """The ends; None: not asked for."""
     before: int = 0
     behind: int = 0
 

@@ -21,7 +21,7 @@ from supervisor.logs.rows import Clocks, LogLine
 
 if TYPE_CHECKING:
     from remote_agent.wire.answers import LogPage
-    from supervisor.link.host_link import Link
+    from supervisor.link.host_link import HostLink
     from supervisor.link.hub import Hub
     from supervisor.logs.selection import Selection
 
@@ -109,7 +109,7 @@ async def search(
             yield row
 
 
-async def _of_node(link: Link, args: Args, notes: _Notes) -> AsyncGenerator[list[LogLine], None]:
+async def _of_node(link: HostLink, args: Args, notes: _Notes) -> AsyncGenerator[list[LogLine], None]:
     """Yield the hits of one node; raises RequestFailed, and Unreachable also when the node is silent too long."""
     name = link.view.name
     try:

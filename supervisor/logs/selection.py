@@ -37,7 +37,7 @@ ALL = RecordFilter()
 
 @dataclass(frozen=True)
 class Selection:
-    """Which log files are wanted, and which of their records."""
+    """The log files that are wanted, and the wanted records of them."""
 
     generation: int | str | None = None
     """A number, "all", or None: the newest (and all later ones where the log is followed)."""
@@ -57,7 +57,7 @@ def files_of(streams: tuple[str, ...]) -> tuple[str, ...]:
     return STREAMS if "nccl" in streams else streams
 
 
-class Sieve:
+class StreamFilter:
     """Keeps the lines of some streams, and reports once that lines of NCCL are left out."""
 
     def __init__(self, streams: tuple[str, ...], say: Callable[[], None]) -> None:
@@ -65,7 +65,7 @@ class Sieve:
         self._say: Callable[[], None] | None = say if "nccl" not in streams else None
 
     def holds(self, stream: str, text: bytes) -> bool:
-        """True for a line that is kept."""
+        """Return True for a line that is kept."""
         return stream_of(stream, text) in self._streams or self.note(1)
 
     def lines(self, stream: str, lines: bytes) -> bytes:

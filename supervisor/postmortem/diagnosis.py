@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 # A longer file is no error file of torch.
 ERROR_BYTES = 64 << 20
-# Group and generation of files outside of any run's directory.
+# Files outside of any run's directory have this group and generation.
 LOOSE = ("", 0)
 # When a task has failed, srun ends the others: what Slurm prints about that is not the cause.
 _SRUN_TERMINATES = re.compile(r"^srun: (?:Force )?Terminat(?:ing|ed) (?:StepId|job step)")
@@ -44,7 +44,7 @@ _TASK_DIED = re.compile(r"^srun: error: \S+: tasks? [\d,-]+: (?!Terminated|Exite
 _STEP_CANCELLED = re.compile(r"\*\*\* STEP \S+ ON \S+ CANCELLED AT \S+ \*\*\*")
 # A server kills itself: what the shell prints about that is not the cause.
 _SHELL_REPORT = re.compile(r"(?:^|: +\d+ )Killed\b")
-# Separates the lines of two files: it ends a message, and a truncated traceback.
+# This separates the lines of two files: it ends a message, and a truncated traceback.
 _OTHER_FILE = ("", OTHER_FILE)
 # A file whose lines name no rank, but whose own name does.
 _NAMED_BY_FILE = re.compile(r"^rank[._-]?(\d{1,5})(?=[._-])")
@@ -60,15 +60,15 @@ _MEETINGS = re.compile(
 )
 # Every match contains one of these words: looking for words is much faster.
 _OF_MEETINGS = ("ccl", "process", "distributed", "rendezvous", "c10d", "world", "barrier", "waiting for", "global_rank")
-# A rank that says that it is here, or waits, and of how many it is one.
+# In such a line, a rank says that it is there or waits, and of how many ranks it is one.
 _PRESENT = re.compile(
     r"for rank: (?P<waits>\d+), .*\bworld_size=(?P<of>\d+)|GLOBAL_RANK: (?P<is>\d+), MEMBER: \d+/(?P<of2>\d+)"
 )
-# What tells the process of a rank, and what a kernel says about one.
+# The first matches a line that names the process of a rank, the second a kernel's line about a process.
 _PROCESS_OF = re.compile(r"\b[Rr]ank (?P<rank>\d+),? pid[ =:]{1,2}(?P<pid>\d+)\b")
 _OF_PROCESS = re.compile(r"Killed process (\d+)\b|\btask [^\s:]+:(\d+) blocked for")
 _UNCAUGHT = re.compile(r"Traceback \(most recent call last\)|Fatal Python error|terminate called")
-# Half-precision training sometimes reduces the scale of the loss: harmless if this many good steps follow.
+# Half-precision training sometimes reduces the scale of the loss, which is harmless if this many good steps follow.
 _SKIPPED = re.compile(r"OVERFLOW! Rank \d+ Skipping step|\b(?:[Ll]oss|grad[_ ]norm)['\"]?[:=]? ?(?:nan|NaN)\b")
 _OF_SKIPPED = ("OVERFLOW", "nan", "NaN")
 _GOOD_STEPS = 10
@@ -85,7 +85,7 @@ _ENDS = re.compile(
     r"|Connection (?:reset|closed)|^srun: |^slurmstepd: "
 )
 _END_LINES = 10
-# What launchers and servers print last of a run that did what it should; what scripts do.
+# Launchers and servers print such lines at the end of a run that succeeded; scripts print the last one.
 _GROUP_SUCCEEDED = re.compile(r"WorkerState\.SUCCEEDED|worker group successfully finished")
 _SUCCEEDED = re.compile(rf"exits successfully|Application shutdown complete|{_GROUP_SUCCEEDED.pattern}")
 _FINISHED = re.compile(r"\b(?:[Tt]raining|TRAINING|[Jj]ob|[Rr]un) (?:has )?(?:finished|completed?|done|succeeded)\b")
@@ -156,7 +156,7 @@ def _incidents(run: Generation, incident: Incident) -> list[IncidentDocument]:
 
 
 def succeeded_after(incident: Incident, ranks: Mapping[int | None, Sequence[tuple[str, FileLine]]]) -> bool:
-    """Whether it is said below all evidence that the run succeeded, and no process failed, as far as is known.
+    """Return whether it is said below all evidence that the run succeeded, and no process failed, as far as is known.
 
     A launcher's words about the whole group count for the files of its ranks as well; those about one process only
     where they are, as one of several may succeed before the others fail.
@@ -283,7 +283,7 @@ def _text_of(lines: Iterable[FileLine]) -> str:
 def _launcher_lines(lines: list[FileLine]) -> set[int]:
     """Return the numbers of a launcher's lines: those that name it, and whole tracebacks through it.
 
-    Not whole where the exception is the launcher's own: that one reports the failure of a rank.
+    A traceback with an exception of the launcher itself is not taken whole: it reports the failure of a rank.
     """
     own = {line.number for line in lines if _LAUNCHER.search(line.text)}
     for trace in find_traces("\n".join(line.text for line in lines)) if own else ():
@@ -406,7 +406,7 @@ def _hang(incident: Incident, texts: Sequence[str]) -> Incident:
 
 
 def never_started(lines: Iterable[str]) -> bool:
-    """Whether the text ends while the ranks meet each other, before any step."""
+    """Return whether the text ends while the ranks meet each other, before any step."""
     meets = False
     for text in lines:
         if is_progress(text) or any(each.search(text) for each in (_SUCCEEDED, _FINISHED, _SERVED)):
@@ -421,7 +421,7 @@ def _matches(text: str, words: Iterable[str], expression: re.Pattern[str]) -> bo
 
 
 def was_retried(incident: Incident, files: Iterable[tuple[str, FileLine]]) -> bool:
-    """Whether the incident is only lost connections or skipped steps, and the run made progress after them."""
+    """Return whether the incident is only lost connections or skipped steps, and the run made progress after them."""
     if incident.evidence and all(_SKIPPED.search(each.text) for each in incident.evidence):
         return _recovered(line for _, line in files)
     if incident.category not in _TRIED_AGAIN or any(each.category not in _TRIED_AGAIN for each in incident.victims):
@@ -436,7 +436,7 @@ def was_retried(incident: Incident, files: Iterable[tuple[str, FileLine]]) -> bo
 
 
 def was_survived(incident: Incident, ranks: Mapping[int | None, Sequence[tuple[str, FileLine]]]) -> bool:
-    """Whether every rank of the evidence continued training to the end of its text, in which no process ended."""
+    """Return whether every rank continued training to the end of its text, in which no process ended."""
     if incident.exit_code is not None or incident.exit_signal is not None or not incident.evidence:
         return False
     fatal = _SKIPPED if incident.category == "nan_loss" else _ENDS
@@ -468,7 +468,7 @@ def _went_on(
 
 
 def _is_logged(lines: Sequence[FileLine], proof: EvidenceLine) -> bool:
-    """Whether a logger printed the traceback to which this line belongs: the script has caught the exception."""
+    """Return whether a logger printed the traceback to which this line belongs: the script has caught the exception."""
     above = [line.text for line in lines if line.number < (proof.line or 0)]
     head = next((number for number in range(len(above) - 1, 0, -1) if HEAD in above[number]), None)
     return head is not None and (_RECORD.search(above[head - 1]) or _RECORD.search(above[head])) is not None
@@ -486,7 +486,7 @@ def _skipped(text: str) -> bool:
 
 
 def _recovered(lines: Iterable[FileLine]) -> bool:
-    """Whether enough good steps follow the last skipped one."""
+    """Return whether enough good steps follow the last skipped one."""
     good = 0
     for line in lines:
         if _skipped(line.text):

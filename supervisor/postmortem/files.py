@@ -19,14 +19,14 @@ from remote_agent.text.names import GENERATION_FOLDER, RANK_FOLDER
 from remote_agent.wire.documents import COPY_MARK, MAX_RANKS
 from supervisor.errors import UsageError
 
-# Behind the name of a directory that a later start of its rank has set aside.
+# A later start of a rank sets an old directory aside under a name with this end.
 _OLD = re.compile(r"\.old\d+\Z")
 _ATTEMPT = re.compile(r"attempt_(\d+)\Z")
 _RANK_FILE = re.compile(r"rank_?(\d+)[._-](stdout|stderr)\.(?:log|txt)\Z")
 # torch names its flight records nccl_trace_rank_3; people add a suffix.
 _FLIGHT = re.compile(r"(?:.*\D)?(\d{1,6})(?:\.(?:json|pkl|pickle|dump))?\Z")
 _STREAM = re.compile(r"(stdout|stderr|nccl)\.log\Z")
-# Written by us or by torch next to the logs, but no logs.
+# These files next to the logs are written by us or by torch, but are no logs.
 _NOT_LOGS = (".idx", ".json", ".jsonl", ".pt", ".pyc", ".pid", ".sock", ".so", ".bin", ".npz")
 _PACKED = (".gz", ".xz", ".bz2", ".zst", ".zip")
 _LOGS = (".log", ".txt", ".out", ".err")
@@ -42,7 +42,7 @@ _FORMATS = (
     (b"\xfe\xff", "UTF-16: convert it first (iconv -f UTF-16 -t UTF-8)"),
 )
 BINARY = "not a text file"
-# Left in a text by a crash of the machine, or by a log that is copied and truncated.
+# A crash of the machine leaves such a hole in a text, and so does a log that is copied and truncated.
 _HOLE = re.compile(rb"\0{16,}")
 _FEW = 3
 LeaveOut = Callable[[str], None]

@@ -92,7 +92,7 @@ def incident_of(parting: Parting, context: JobContext, files: Mapping[int, str])
     nodes = sorted(context.nodes_of(culprits))
     is_stuck = parting.kind in ("missing", "unfinished")
     category = "hang_no_output" if is_stuck else "collective_desync"
-    # Where the sides are equal the text begins with one of them.
+    # If the sides are equal, the headline begins with one of them.
     begins = parting.headline.startswith(("rank ", "ranks ", "all "))
     subject = "" if begins or not culprits else f"{name_ranks(culprits)}{name_nodes(nodes)}: "
     several = "one_rank" if len(culprits) == 1 else "several_or_all_ranks"

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from supervisor.postmortem.files import RunFile
     from supervisor.postmortem.lines import FileLine
 
-# Causes of a stop that are no failure: an operator requested it, or a node has come back.
+# These causes of a stop are no failures: an operator requested it, or a node has come back.
 _REQUESTED = frozenset({"restart", "removed", "added", "returned", "stop"})
-# Far longer than any record of a journal.
+# This is far longer than any record of a journal.
 LINE_BYTES = 16 << 20
 
 
@@ -43,7 +43,7 @@ class RankRecord:
     error_file: str = ""
     exit: RankExit | None = None
     raised_ns: int | None = None
-    """When its exception was recorded, by its node's clock: a copied error file has lost its time."""
+    """The time when its exception was recorded, by its node's clock: a copied error file has lost its time."""
     shift_ns: int | None = None
 
 
@@ -66,7 +66,7 @@ class Generation:
     """Whether a rank or a node failed before the job was asked to stop: the journal has no incident of that."""
     notes: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     shifts_ns: dict[str, int] = dataclasses.field(default_factory=dict)
-    """By node: added to its time, gives the coordinator's."""
+    """The number to add to a node's time to get the coordinator's."""
     clock_error_ms: dict[str, float] = dataclasses.field(default_factory=dict)
     last_output: list[EvidenceEntry] = dataclasses.field(default_factory=list)
     """Evidence: the last lines of lost nodes' ranks."""
@@ -77,11 +77,11 @@ class Generation:
         return self.ranks.setdefault(number, RankRecord())
 
     def stopped_on_request(self) -> bool:
-        """Whether it was stopped on request, and nothing had failed before."""
+        """Return whether it was stopped on request, and nothing had failed before."""
         return self.cause in _REQUESTED and not (self.failing if self.cause == "stop" else self.lost)
 
     def is_running(self) -> bool:
-        """Whether it had started, and nothing had failed or ended when the journal was read, or cut off."""
+        """Return whether it had started, and nothing had failed or ended when the journal was read, or cut off."""
         return bool(self.nodes) and not (self.cause or self.failing or any(rank.error for rank in self.ranks.values()))
 
 

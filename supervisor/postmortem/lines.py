@@ -18,7 +18,7 @@ from remote_agent.diagnose.tracebacks import HEAD
 
 # Colours, titles and other control sequences of terminals.
 _CONTROL = re.compile(r"\x1b\[[\d;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-# A launcher's record that has been printed behind a line that had no end yet.
+# A launcher's record may be printed behind an unfinished line.
 _GLUED = re.compile(r"(?<=\S)(?:WARNING|ERROR|INFO):torch\.distributed\..*")
 # A traceback is searched for in this many lines below its head; it has at least this many lines.
 _NEAR = 200
@@ -27,7 +27,7 @@ _DIGIT = re.compile(r"\d")
 # A timestamp further above a line without one may be much older.
 LINES_BACK = 200
 SECOND_NS = 1_000_000_000
-# So long after the record above it may a line have been written that has no time of its own.
+# A line without a time was written at most this long after the record above it.
 LATER_NS = 60 * SECOND_NS
 _CLOCK = r"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)"
 _ISO = re.compile(rf"(?P<year>\d{{4}})-(?P<month>\d\d)-(?P<day>\d\d)[ T_]{_CLOCK}(?:[.,](?P<fraction>\d{{1,9}}))?")
@@ -38,13 +38,13 @@ _NO_YEAR = (
     re.compile(rf"\b[EWIF](?P<month>\d{{1,2}})(?P<day>\d\d) {_CLOCK}\.(?P<fraction>\d{{1,9}})"),
     re.compile(rf"\b(?P<month>{'|'.join(_MONTHS)}) {{1,2}}(?P<day>\d{{1,2}}) {_CLOCK}(?: (?P<year>\d{{4}})\b)?"),
 )
-# What a collector may put before each line: something without a blank or two, then a bar, an arrow or a bracket. Not a
-# level or a number in brackets, which loggers and launchers print.
+# A collector may put this before each line: up to three words and a bar or an arrow, or a text in brackets. A level or
+# a number in brackets is excluded, because loggers and launchers print those.
 _PREFIX = re.compile(
     r"(?:[^\s|>]{1,60}[ \t]{1,20}){0,2}[^\s|>]{1,60}[ \t]{0,20}(?:[|>][ \t]|[|>]$)|\[(?!\w+\])[^\]\s]{1,80}\][ \t]"
 )
 _SHARED = 0.6
-# Of a time without a year, where no other line has one.
+# A time without a year gets this year if no other line has one.
 _SOME_YEAR = 1972
 
 
@@ -54,7 +54,7 @@ class FileLine(NamedTuple):
     number: int
     text: str
     node: str | None = None
-    """Who wrote it, where its text said so."""
+    """The node that wrote it, if its text said so."""
 
 
 def clean(text: str) -> str:
@@ -120,10 +120,10 @@ def _one_traceback(near: list[FileLine], before: str) -> list[FileLine]:
 
 
 class Times:
-    """When lines were written: a time without a year is of the year in which it is nearest to those of other lines."""
+    """The times of lines: one without a year is of the year in which it is nearest to those of other lines."""
 
     def __init__(self) -> None:
-        """Know of no line yet."""
+        """Begin without any line."""
         self._near: datetime.datetime | None = None
         self.has_year = False
         """Whether a line had a year; otherwise times only order the lines."""

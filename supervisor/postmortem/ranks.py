@@ -48,12 +48,12 @@ _RECORD_TAGS = (
     re.compile(r"^(?:\(\w+ pid=\d+\) )*\(\w*Worker[ _](?:DP\d+_)?TP(?P<rank>\d+)\w* pid=\d+\)"),
 )
 _SCHEDULER = re.compile(r"\bTP(?P<rank>\d+)\b[^\]]*\] Scheduler hit an exception")
-# Ray tells the rank of a worker when it starts it, and its process before each line.
+# Ray prints the rank of a worker when it starts it, and its process before each line.
 _RAY_RANK = re.compile(r"\bip=(?P<ip>[\w.:]+), pid=(?P<pid>\d+)\) world_rank=(?P<rank>\d+)")
 _RAY = re.compile(r"^\(\w+ pid=(?P<pid>\d+), ip=(?P<ip>[\w.:]+)\) ?")
 _TIME = re.compile(r"(?:\w{3} [ \d]\d [\d:]{8}|\d{4}-\d\d-\d\d[ T][\d:.,]{8,15}Z?) ")
 _RECORD_BEGINS = frozenset("[(- ")
-# Not from within a word: the search would start again at each letter of a long word.
+# A match may not begin inside a word: the search would start again at each letter of a long word.
 _NCCL = re.compile(
     r"(?<![\w.-])(?P<host>[\w.-]+):(?P<pid>\d+):\d+ \[(?P<device>\d+)\] (?=(?:\S{1,80} ){0,2}[NR]?CCL\b|[a-z/_]+\.cc)"
 )
@@ -83,7 +83,7 @@ _SERVER = re.compile(WORKER_DIED.format(r"(?:VllmWorker-|rank=\[)(?P<rank>\d+)\]
 _REPORTS = (_FAILED, _CHILD, _SPAWN, _MPI, _ABORT, _COMPOSER, _SERVER)
 # The lines of a launcher's banner before the one that names the rank.
 _BANNER_HEAD = re.compile(r"^\s*(?:time\s*: |host\s*: (?P<node>\S+))")
-# torchrun's; Open MPI's, PRRTE's and Horovod's; Hydra's.
+# These are the banners of torchrun; of Open MPI, PRRTE and Horovod; and of Hydra.
 _BANNER = re.compile(
     r"^(?:\s*rank\s*: (?=\d+ \(local_rank: )|\s*Process name: (?:\[\S+,)?(?=\d+\]?$)|= +RANK (?=\d+ PID ))(?P<rank>\d+)"
 )
@@ -142,7 +142,7 @@ def of_one_rank(lines: Sequence[FileLine]) -> list[FileLine]:
 
 
 def _is_tag(prefix: str) -> bool:
-    """Whether a prefix names the rank that wrote the line."""
+    """Return whether a prefix names the rank that wrote the line."""
     return _first((*_LINE_TAGS, *_RECORD_TAGS), f"{prefix} ") is not None
 
 
@@ -242,7 +242,7 @@ def _nccl(text: str) -> re.Match[str] | None:
 
 
 def _mostly(prefix: re.Pattern[str], lines: Sequence[FileLine]) -> bool:
-    """Whether most lines have this prefix: a task's number as with srun -l, or a host as with pdsh."""
+    """Return whether most lines have this prefix: a task's number as with srun -l, or a host as with pdsh."""
     texts = [line.text for line in lines if line.text.strip() and not line.text.startswith(_SRUN_LINES)]
     tagged = sum(prefix.match(text) is not None for text in texts)
     return len(texts) > 1 and tagged >= _PREFIXED_SHARE * len(texts)

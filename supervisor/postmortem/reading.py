@@ -32,7 +32,7 @@ from supervisor.postmortem.lines import FileLine, clean
 Progress = Callable[[int], None]
 # Up to this many bytes in all, every line is read; beyond that only the relevant lines of long files.
 WHOLE_BYTES = 1 << 20
-# How many lines are kept of all files together, twice, and of a single file at most and at least.
+# This many lines are kept of all files together, twice, and of a single file at most and at least.
 KEPT_LINES = 40_000
 KEPT_MAX, KEPT_MIN = 20_000, 100
 END_LINES = 400
@@ -43,9 +43,9 @@ HELPERS_MAX = 8
 
 BLOCK = 1 << 20
 LINE_MAX = 8192
-# Bytes kept per line of a limit: a few thousand long lines would take minutes to diagnose.
+# This many bytes are kept per line of a limit: a few thousand long lines would take minutes to diagnose.
 LINE_MEAN = 200
-# Lines kept before and after a relevant one; a traceback may be long.
+# This many lines are kept before and after a relevant one; a traceback may be long.
 BEFORE, AFTER = 4, 60
 Numbered = tuple[int, bytes]
 # A failure contains one of these words, and everything that the diagnosis needs is near it. Lines far from any of them
@@ -63,7 +63,7 @@ _KNOWN_MAX = 100_000
 # If a larger share of the lines of a block is new, remembering them is slower than searching them.
 _NEW_SHARE = 0.5
 
-# Python has searched a shorter text before grep has started.
+# Python searches a shorter text before grep has started.
 _GREP_BYTES = 1 << 17
 _GREP_S = 60
 
@@ -72,11 +72,11 @@ _BLANKS = b":='\"\t"
 _SIGNS = bytes.maketrans(_BLANKS, b" " * len(_BLANKS))
 _LETTERS = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz \n" + _BLANKS)
 _DROPPED = bytes(code for code in range(256) if code not in _LETTERS)
-# Letters from the rarest one; b is frequent because of hexadecimal numbers. Capitals are rarer than all.
+# Letters are in order from the rarest on; b is frequent because of hexadecimal numbers. Capitals are the rarest.
 _RARE = b"zqjxkvpygfwmu"
 _FREQUENT = b"bcldrhsnioate "
 _FROM_RARE = _RARE + _FREQUENT
-# Returns the position of the next match in a text from an index on; negative: none.
+# A finder returns the position of the next match in a text from an index on; negative: none.
 _Finder = Callable[[bytes, int], int]
 
 
@@ -299,13 +299,13 @@ def _by_grep(text: bytes) -> set[bytes] | None:
     grep = _gnu_grep()
     if grep is None:
         return None
-    # The words are letters only: none has a meaning in an expression.
+    # The words consist of letters, so none has a special meaning in an expression.
     command = [grep, "-a", "-E", "-e", b"|".join(map(letters, HOT)).decode()]
     try:
         done = subprocess.run(command, input=text, capture_output=True, timeout=_GREP_S, env={"LC_ALL": "C"})
     except (OSError, subprocess.SubprocessError):
         return None
-    # 1: no match.
+    # grep returns 1 if nothing matches.
     return set(done.stdout.split(b"\n")) - {b""} if done.returncode in (0, 1) else None
 
 

@@ -36,7 +36,7 @@ OWN_TO_A_HOST = re.compile(
     r"CUDA_VISIBLE_DEVICES|HIP_VISIBLE_DEVICES|.*_SOCKET_IFNAME|NCCL_IB_HCA|VIRTUAL_ENV|CONDA_PREFIX"
 )
 _OPEN_PORTS = "open all ports between nodes, each group uses a new one"
-# Part of an error's text -> what it most likely means.
+# Each entry has a part of an error's text and its most likely meaning.
 CAUSES = (
     ("another machine", "that name or address leads to another machine: correct `address` in HOSTS"),
     ("Name or service", "the nodes cannot resolve that name: set `address` in HOSTS to a name that they can resolve"),

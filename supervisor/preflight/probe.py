@@ -27,7 +27,7 @@ REACH_DEADLINE = 30.0
 # One all-reduce between two nodes, including the import of torch.
 COLLECTIVE_S = 60.0
 COLLECTIVE_DEADLINE = 200.0
-# At most this many batches in the second round: with more suspects it is no longer about single nodes.
+# The second round has at most this many batches: with more suspects it is no longer about single nodes.
 BATCHES = 4
 # An all-reduce is slow if it takes three times as long as the others, and at least this many ms longer.
 SLOW, SLOW_MS = 3.0, 5.0

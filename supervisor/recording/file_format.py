@@ -85,7 +85,7 @@ read_meta = reader(RecordingMeta)
 read_status_row = reader(StatusRow)
 read_log = reader(RecordedLog)
 
-# Node, generation, rank, stream.
+# The key has the node, generation, rank and stream.
 NodeStream = tuple[str, int, int, str]
 
 

@@ -94,7 +94,7 @@ class Player:
         return min(self._at_ns + passed_ns, self.recording.end_ns)
 
     def now_s(self) -> float:
-        """The time that is shown, in seconds since the epoch."""
+        """Return the time that is shown, in seconds since the epoch."""
         return self.now_ns / 1e9
 
     @property

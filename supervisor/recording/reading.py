@@ -192,7 +192,7 @@ class Recording:
             self._filtered[file] = lines
 
     def is_held(self, file: NodeStream) -> bool:
-        """True when the lines of a file are in memory."""
+        """Return whether the lines of a file are in memory."""
         return file in self._held
 
     def lines(self, file: NodeStream) -> Lines:
@@ -342,7 +342,7 @@ def _too_large(path: Path, member: str) -> RecordingError:
 
 # --- the logs at one time
 
-# The most rows in one answer, as on a node.
+# One answer has at most this many rows, as on a node.
 LINES_PER_TURN = 4096
 
 LEVELS = ("D", "I", "W", "E")
@@ -407,7 +407,7 @@ def counted(
     between, ends = 0, {host.name: Ends() for host in recording.hosts}
     before = behind = 0
     for file in selected(recording, selection, now_ns):
-        # Read once: not all of them may be held in memory at a time.
+        # The files are read once: not all of them may be held in memory at a time.
         lines = recording.lines(file)
         there = lines.count_at(now_ns)
         since, until = (bisect_left(lines.times_ns, t_ns, 0, there) for t_ns in (since_ns, until_ns))
@@ -432,7 +432,7 @@ async def merged(
         total += max(0, end - begin)
         sources.append(rows_of(file, lines, range(begin, end) if forwards else range(end - 1, begin - 1, -1)))
     rows: list[LogLine] = []
-    # Backwards, the last file comes first among rows of one time, because the rows are turned round afterwards.
+    # Backwards, the last file comes first among rows of one time, because the rows are reversed afterwards.
     ordered = sources if forwards else reversed(sources)
     for row in heapq.merge(*ordered, key=lambda row: row.t_ns if forwards else -row.t_ns):
         if len(rows) >= count and not (rows and row.t_ns == rows[-1].t_ns):

@@ -55,7 +55,7 @@ _NOT_SECRET = frozenset(
 # Tracebacks quote code: client.get_token(…), args.password.
 _CALL = re.compile(r"(?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*\(")
 _IDENTIFIER = re.compile(r"\w*\Z")
-# Of a header, all of the value. Digest and its like have several parts.
+# The whole value of the header is redacted. Digest and similar schemes have several parts.
 _AUTHORIZATION = re.compile(
     rf"(?i)(?P<kept>\bauthorization\\{{0,8}}[\"']?\s{{0,9}}[=:]\s{{0,9}}\\{{0,8}}[\"']?(?:(?:{_SCHEMES})\s+(?=[^\s\"'\\])"
     rf"|(?P<long>(?:{_LONG_SCHEMES})\s+)))(?(long)[^\n]+|[^\s\"'\\]+)"

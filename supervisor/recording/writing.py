@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from remote_agent.wire import Answer
     from remote_agent.wire.answers import LogEntry, LogWindow
     from remote_agent.wire.documents import HistoryItem, IncidentDocument, Status
-    from supervisor.link.host_link import Link
+    from supervisor.link.host_link import HostLink
     from supervisor.session import Session
     from supervisor.ssh.answers import EngineFacts, LogFileEntry
 
-# How many files are requested at once, and the size from which an excerpt is buffered on the disk.
+# This many files are requested at once, and excerpts from this size on are buffered on the disk.
 AT_ONCE = 8
 HELD_BYTES = 4 * 1024 * 1024
 CHUNK = 1024 * 1024
@@ -62,7 +62,7 @@ async def write(session: Session, path: Path, *, limit: Limit, seen: Iterable[Se
     check_free(path)
     history = await session.stream("history")
     status: Status = session.status if session.ended else await session.call("status")
-    session.set_status(status)  # for the clocks of the nodes
+    session.set_status(status)  # it has the clock offsets of the nodes
     events = await session.journal()
     times = {event["seq"]: file_format.read_time(event["time"]) for event in events}
     last_ns = max(times.values(), default=0)
@@ -100,7 +100,7 @@ async def host_facts(session: Session) -> list[RecordedHost]:
     ]  # fmt: skip
 
 
-async def _engine(link: Link) -> EngineFacts:
+async def _engine(link: HostLink) -> EngineFacts:
     """Return the facts about torch on the host, {} without a live agent."""
     facts: EngineFacts | None = (
         await link.try_call("await_engine", timeout_s=ENGINE_DEADLINE) if link.view.live else None
@@ -254,14 +254,14 @@ def _unpacked(seen: Iterable[Seen]) -> Iterator[tuple[int, Status]]:
 
 # --- excerpts of the logs
 
-# Rows in one request.
+# One request has this many rows.
 ROWS = 1024
-# Lines before and after a line of evidence.
+# This many lines before and after a line of evidence are recorded.
 AROUND = 200
 ASK_DEADLINE = 60.0
-# How long an agent may take to index a file of gigabytes and count its lines, seconds.
+# An agent may take this long to index a file of gigabytes and count its lines, seconds.
 INDEX_DEADLINE = 300.0
-# More than any file has.
+# No file has this many lines.
 BEYOND = 10**15
 
 
@@ -269,9 +269,9 @@ class Limit(NamedTuple):
     """How much of the logs to record, in bytes."""
 
     a_file: int | None = 1_000_000
-    """At the end of each file; None: the whole file, 0: no logs."""
+    """The bytes at the end of each file; None: the whole file, 0: no logs."""
     in_all: int | None = 64_000_000
-    """Of all files together, in equal shares."""
+    """The bytes of all files together, in equal shares."""
 
     def share(self, files: int) -> int | None:
         """Return the share of each of this many files."""

@@ -94,7 +94,7 @@ class LogFileEntry(_LogFileEntry, total=False):
     copy: bool
     """It is what another node has kept of a lost node's file."""
     node: Any
-    """Where the file is: added here."""
+    """The node of the file, which is added here."""
 
 
 class Identity(Basis, total=False):
@@ -272,7 +272,7 @@ SHAPES: Mapping[str, Read] = {
 
 
 _READS = {"status", "watch", "events", "history", "incidents", *(op for op in SHAPES if op.startswith("log_"))}
-# What such a request is refused with because of what it asks for: every host says the same.
+# Such a refusal depends only on the request: every host answers the same.
 _OF_THE_REQUEST = {"no_log", "no_such_job", "pattern", "usage"}
 
 
@@ -324,7 +324,7 @@ class HostChannel(Channel):
 
     @property
     def heard_at(self) -> float:
-        """When the newest bytes arrived, by the loop's clock."""
+        """The time when the newest bytes arrived, by the loop's clock."""
         return self._heard.at
 
     async def call(

@@ -80,7 +80,7 @@ async def boot(host: Host, wire: Wire, agent: AgentFile, progress: Progress) -> 
 async def _line(wire: Wire, noise: bytearray) -> bytes | None:
     """Return the next token line and drop what precedes it; None: the stream ended, or has too much other output."""
     while len(noise) <= MAX_NOISE:
-        # Not only at the start of a line: a banner may lack its newline.
+        # A token may stand inside a line: a banner may lack its newline.
         token = _TOKEN.search(bytes(noise))
         if token is not None:
             del noise[: token.end()]
@@ -108,7 +108,7 @@ async def _push(host: Host, wire: Wire, agent: AgentFile) -> None:
         return
 
 
-# What to do about what the loader refuses, by its kind.
+# This is the advice for each kind of error of the loader.
 _HINTS = {
     "disk_full": "free some space there, or set SUPERVISOR_HOME through env to a larger disk",
     "home_not_writable": 'set env = { SUPERVISOR_HOME = "/a/directory/you/may/write" } for this host',

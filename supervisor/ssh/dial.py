@@ -283,7 +283,7 @@ class _Jumps:
 def _chain(host: Host, settings: Settings) -> list[Hop]:
     """Return all jump hosts before a target in order, with those that ~/.ssh/config gives the first; raises HostError.
 
-    Nothing is connected before all are known: in a circle each connection would wait for the others.
+    All are resolved before the first connection: in a circle each connection would wait for the others.
     """
     chain = hops(host.name, settings.jump or "")
     while len(chain) <= MAX_HOPS:

@@ -104,7 +104,7 @@ class Forward:
         self._serving.add(task)
         try:
             if not self.is_open:
-                # It was accepted just before `close`.
+                # The connection was accepted just before `close`.
                 return
             far_reader, far_writer = await self._connect()
             try:
@@ -114,7 +114,7 @@ class Forward:
         except (SupervisorError, WireError, asyncssh.Error, OSError):
             return
         except asyncio.CancelledError:
-            # By `close`; asyncio would report it as an error of the callback.
+            # `close` cancels this task; asyncio would report that as an error of the callback.
             return
         finally:
             self._serving.discard(task)

@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 
 # Handshakes at once. More would not be faster: each needs some milliseconds of CPU here.
 MAX_AT_ONCE = 64
-# A socket or three pipes; an ssh-agent's socket and a key file for a moment.
+# A host needs a socket or three pipes, and for a moment an ssh-agent's socket and a key file.
 FILES_PER_HOST = 6
 FILES_OF_OURS = 64
 HELLO_DEADLINE_S = 20.0
-# How long SSH is tried before srun: a firewall that drops SSH must leave enough time to connect.
+# SSH is tried this long before srun: a firewall that drops SSH must leave enough time to connect.
 SSH_TRY_S = 6.0
-# Its parts have deadlines of their own, which add up to less.
+# The parts of closing have deadlines of their own, which add up to less.
 CLOSE_DEADLINE_S = 15.0
 
 

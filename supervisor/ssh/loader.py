@@ -116,7 +116,7 @@ def text() -> str:
     return re.sub(r"\n{2,}", "\n", code_of(private).decode()) + _CODE
 
 
-# `python -c` puts the current directory, the user's home, before the standard library. -S: it needs nothing else.
+# `python -c` puts the current directory, the user's home, before the standard library; -S leaves only that library.
 STUB = "import sys;sys.path=[p for p in sys.path if p];import binascii;exec(binascii.a2b_base64(sys.argv[1]))"
 
 # On clusters `module` is a shell function that only login shells define.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 READ_SIZE = 1024 * 1024
 # One frame must hold the list; a larger tree is a data set.
 MAX_ENTRIES = 100_000
-# How often a file that changes while it is read is read again.
+# A file that changes while it is read is read this many times.
 TRIES = 3
 BIGGEST_SHOWN = 5
 WAYS_OUT = (

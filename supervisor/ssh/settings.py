@@ -40,7 +40,7 @@ class Settings:
     locked: tuple[Path, ...]
     """Key files with a passphrase: usable only through an ssh-agent."""
     only_these: bool
-    """Only these keys are offered (identity_file of hosts.toml, or IdentitiesOnly)."""
+    """Whether only these keys are offered (identity_file of hosts.toml, or IdentitiesOnly)."""
     agent: str
     """Path of the ssh-agent's socket; empty: none."""
     known_hosts: tuple[Path, ...]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from supervisor.inventory import Host
     from supervisor.ssh.agent_file import AgentFile
 
-# Facts of the allocation and its controller. srun reads every other SLURM_ variable as an option.
+# These are facts of the allocation and its controller. srun reads every other SLURM_ variable as an option.
 _FACTS = re.compile(r"SLURM_(?:JOB_|ARRAY_|SUBMIT_|CLUSTER|CONF)")
 
 
@@ -42,7 +42,7 @@ def words(host: Host, command: str, *options: str) -> list[str]:
     The step ends with the process that srun starts. It must not be a shell, which a signal to all would end.
     """
     step = [
-        # Next to other steps, with all cores, memory and GPUs that the allocation has on the node.
+        # The step runs next to others, with all cores, memory and GPUs that the allocation has on the node.
         *("--overlap", "--cpu-bind=none", "--mem=0"),
         *("--nodes=1", "--ntasks=1", f"--nodelist={host.ssh}"),
         *("--export=ALL", "--mpi=none", "--chdir=/"),

@@ -243,7 +243,7 @@ class LocalWire:
     @staticmethod
     async def run(words: Sequence[str], env: Mapping[str, str] | None = None) -> asyncio.subprocess.Process:
         """Start a command with pipes; raises OSError."""
-        # In a session of its own: Ctrl-C in the terminal is handled by the supervisor.
+        # The command has a session of its own: the supervisor handles Ctrl-C in the terminal.
         return await asyncio.create_subprocess_exec(
             *words,
             env=env,
@@ -273,7 +273,7 @@ class LocalWire:
             await _end(reading)
             await _end(self._collecting)
         except asyncio.CancelledError:
-            # Cancelled again: kill the process at once.
+            # The wait was cancelled again, so the process is killed at once.
             await end_process(self._process, self.force, patience_s=0.0)
             raise
         finally:

@@ -25,7 +25,7 @@ from supervisor.tui.dialogs.actions import ActionDialogs
 from supervisor.tui.dialogs.base import Dialog
 from supervisor.tui.logs.feeds import BOTH
 from supervisor.tui.looks import Glyphs
-from supervisor.tui.model import Snapshot, take
+from supervisor.tui.model import JobView, take
 from supervisor.tui.rows.spans import clean
 from supervisor.tui.screens.base import LiveScreen
 from supervisor.tui.screens.home import HomeScreen
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from remote_agent.wire.documents import JournalEvent
     from supervisor.tui.rows.incident import LogPlace
-    from supervisor.tui.source import HomeSource, SessionContext, Source
+    from supervisor.tui.source import HomeSource, SessionContext, SessionSource
 
 Typed = events.Key | events.Paste
 # Keys, Ctrl-C among them, wait at most this long for a screen, seconds.
@@ -110,7 +110,7 @@ TICK_S: Final = 1 / 8
 CALLS_FOR_HELP: Final = (Condition.HUNG, Condition.DEGRADED, Condition.FAILED)
 HISTORY: Final = 32
 DETACHED: Final = 0
-# How often the user's theme files are checked for changes, seconds.
+# The user's theme files are checked for changes this often, seconds.
 CHECK_EVERY_S: Final = 1.0
 
 
@@ -136,7 +136,7 @@ class SupervisorApp(App[int], inherit_bindings=False):
 
     def __init__(
         self,
-        source: Source,
+        source: SessionSource,
         *,
         theme: str | None = None,
         read_only: bool = False,
@@ -171,7 +171,7 @@ class SupervisorApp(App[int], inherit_bindings=False):
         self.choice: JobChoice | None = None
         """The job that is to be shown next."""
         self.glyphs = Glyphs(ascii_only or not terminal.is_utf8())
-        self.snapshot: Snapshot = take(source)
+        self.job_view: JobView = take(source)
         self.config = config
         self.key_table: Sequence[keys.KeyBinding] = (*keys.changed(config.keys), *keys.of_commands(config.commands))
         self.set_keymap({f"{name}.{mode}": keys for name, keys in config.keys.items() for mode in self.MODES})
@@ -200,7 +200,7 @@ class SupervisorApp(App[int], inherit_bindings=False):
         return 0
 
     def get_line_filters(self) -> Sequence[LineFilter]:
-        """What the lines of all widgets pass through."""
+        """Return the filters through which the lines of all widgets pass."""
         return [*super().get_line_filters(), self._only_text]
 
     def _handle_exception(self, error: Exception) -> None:
@@ -235,12 +235,12 @@ class SupervisorApp(App[int], inherit_bindings=False):
             self.bind(key.keys, key.action, show=False)
         if not self.has_job:
             self.switch_mode(keys.HOME)
-        elif self.source.launching or self.snapshot.problem:
+        elif self.source.launching or self.job_view.problem:
             self.switch_mode("launch")
             self._was_launching = self.source.launching
         self.watch_themes()
         self.set_interval(TICK_S, self.tick)
-        # As a function: a coroutine object would never be awaited if the application ends before the worker starts.
+        # A coroutine object instead of a function would never be awaited if the application ended before the worker.
         self.run_worker(self.keyboard.run, group="keys")  # type: ignore[arg-type]
         self.call_after_refresh(_settle_memory)
 
@@ -261,12 +261,12 @@ class SupervisorApp(App[int], inherit_bindings=False):
         drawn = (source.version, source.status_age_s > 3.0)
         changed = drawn != self._drawn or self._redraw_wanted
         if changed:
-            self.snapshot = take(source)
+            self.job_view = take(source)
             self._drawn = drawn
             self._redraw_wanted = False
         screen = self.active_screen
         if screen is not None and screen.is_mounted and screen.size:
-            screen.tick(self.snapshot, source.status_age_s, changed)
+            screen.tick(self.job_view, source.status_age_s, changed)
         if changed:
             self._tell_terminal()
             if isinstance(self.screen, Dialog) and self.screen.is_mounted:
@@ -275,7 +275,7 @@ class SupervisorApp(App[int], inherit_bindings=False):
 
     def _tell_terminal(self) -> None:
         """Set the terminal's title, and ring its bell when the job needs attention."""
-        title, condition = self.snapshot.title if self.has_job else self.TITLE, self.snapshot.condition
+        title, condition = self.job_view.title if self.has_job else self.TITLE, self.job_view.condition
         if title != self._title and self._driver is not None:
             if not self._title:
                 self._driver.write(terminal.keep_title_sequence())
@@ -287,15 +287,15 @@ class SupervisorApp(App[int], inherit_bindings=False):
 
     def _call_user(self, condition: str) -> None:
         """Notify the user of a failure, a hang, a lost node, of the recovery, and of the end."""
-        snapshot = self.snapshot
-        is_open = snapshot.incident is not None and is_open_incident(snapshot.incident)
+        job_view = self.job_view
+        is_open = job_view.incident is not None and is_open_incident(job_view.incident)
         help_wanted = condition in CALLS_FOR_HELP or (condition == Condition.RESTARTING and is_open)
         recovered = self._called and condition == Condition.RUNNING
         if (help_wanted or recovered or condition in ENDED_STATES) and self._driver is not None:
-            what = "running again" if recovered else snapshot.look.word
-            cause = snapshot.incident["summary"] if help_wanted and snapshot.incident else ""
+            what = "running again" if recovered else job_view.look.word
+            cause = job_view.incident["summary"] if help_wanted and job_view.incident else ""
             text = f"{what}: {cause}" if cause else what
-            self._driver.write(terminal.notice_sequence(self.config.notice, f"supervisor {snapshot.job}", text))
+            self._driver.write(terminal.notice_sequence(self.config.notice, f"supervisor {job_view.job}", text))
         self._called = help_wanted or (self._called and not recovered)
 
     def _tick_paused(self) -> None:
@@ -303,7 +303,7 @@ class SupervisorApp(App[int], inherit_bindings=False):
         screen, look = self.active_screen, self._redraw_wanted
         self._redraw_wanted = False
         if screen is not None and screen.is_mounted and screen.size:
-            screen.tick_paused(self.snapshot, self.source.status_age_s, look)
+            screen.tick_paused(self.job_view, self.source.status_age_s, look)
 
     @property
     def paused_s(self) -> float | None:
@@ -358,17 +358,17 @@ class SupervisorApp(App[int], inherit_bindings=False):
         self._announced = len(self.source.notices)
         if len(self.screen_stack) > 1:
             return
-        snapshot = self.snapshot
-        if snapshot.problem and self.current_mode == "map":
+        job_view = self.job_view
+        if job_view.problem and self.current_mode == "map":
             self.switch_mode("launch")
         elif (
-            self.current_mode == "launch" and self._was_launching and not self.source.launching and not snapshot.problem
+            self.current_mode == "launch" and self._was_launching and not self.source.launching and not job_view.problem
         ):
             self._was_launching = False
             self.switch_mode("map")
-        if snapshot.ended and self._leave_when_ended:
-            self.exit(snapshot.exit_status or 0)
-        elif snapshot.ended and snapshot.state == "failed" and snapshot.incident and not self._incident_opened:
+        if job_view.ended and self._leave_when_ended:
+            self.exit(job_view.exit_status or 0)
+        elif job_view.ended and job_view.state == "failed" and job_view.incident and not self._incident_opened:
             self._incident_opened = True
             self.open_incident()
 
@@ -387,7 +387,7 @@ class SupervisorApp(App[int], inherit_bindings=False):
     # --- themes
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
-        """Variables that Textual's own style sheets need and a theme file may leave out."""
+        """Return variables that Textual's own style sheets need and a theme file may leave out."""
         return themes.VARIABLE_DEFAULTS
 
     def _take_theme(self, name: str) -> None:
@@ -480,7 +480,7 @@ class SupervisorApp(App[int], inherit_bindings=False):
 
     @property
     def has_way_back(self) -> bool:
-        """There is another screen to go back to."""
+        """Whether there is another screen to go back to."""
         return bool(self._history) or self.current_mode != self._first
 
     @property
@@ -532,7 +532,7 @@ class SupervisorApp(App[int], inherit_bindings=False):
 
     def open_ranks_of(self, node: str) -> None:
         """Show the ranks with the first rank of a node selected."""
-        row = self.snapshot.nodes_by_name.get(node)
+        row = self.job_view.nodes_by_name.get(node)
         if row is None or not row.ranks:
             self.open_log(Target(node))
             return
@@ -540,7 +540,7 @@ class SupervisorApp(App[int], inherit_bindings=False):
 
         def select(screen: Screen[Any]) -> None:
             table = screen.query_one(RankTable)
-            screen.show(self.snapshot)  # type: ignore[attr-defined]
+            screen.show(self.job_view)  # type: ignore[attr-defined]
             table.select(first)
 
         self._open_on("ranks", select)
@@ -556,7 +556,7 @@ class SupervisorApp(App[int], inherit_bindings=False):
         return self._event_rows.rows
 
     def target_of_event(self, index: Hashable) -> Target:
-        """The node and rank of an event."""
+        """Return the node and rank of an event."""
         events = self.event_rows
         if not isinstance(index, int) or not 0 <= index < len(events):
             return Target()
@@ -595,7 +595,7 @@ class SupervisorApp(App[int], inherit_bindings=False):
 
 
 def _no_color() -> bool:
-    """Whether NO_COLOR is set and not empty; Textual would also honour an empty one."""
+    """Return whether NO_COLOR is set and not empty; Textual would also honour an empty one."""
     if os.environ.get("NO_COLOR") == "":
         del os.environ["NO_COLOR"]
     return "NO_COLOR" in os.environ
@@ -618,14 +618,14 @@ def _settle_memory() -> None:
     gc.set_threshold(20_000, 20, 100)
 
 
-def _say_nothing(_source: Source) -> None:
+def _say_nothing(_source: SessionSource) -> None:
     """Leave the terminal as it was."""
 
 
 async def run_app(
     session_factory: Callable[[], SessionContext],
-    make: Callable[[Source], SupervisorApp],
-    on_exit: Callable[[Source], None] = _say_nothing,
+    make: Callable[[SessionSource], SupervisorApp],
+    on_exit: Callable[[SessionSource], None] = _say_nothing,
 ) -> int | JobChoice:
     """Show a session until the user leaves; returns the exit code, or the job to which the user switches.
 
@@ -647,7 +647,7 @@ def run_tui(
     theme: str | None,
     read_only: bool,
     ascii_only: bool,
-    on_exit: Callable[[Source], None] = _say_nothing,
+    on_exit: Callable[[SessionSource], None] = _say_nothing,
     home: HomeSource | None = None,
     has_job: bool = True,
     job_stays: bool = True,
@@ -661,7 +661,7 @@ def run_tui(
     """
     config = keys.load_config()
 
-    def make(source: Source) -> SupervisorApp:
+    def make(source: SessionSource) -> SupervisorApp:
         return SupervisorApp(
             source, config=config, theme=theme, read_only=read_only, ascii_only=ascii_only, home=home, has_job=has_job,
             job_stays=job_stays,

@@ -20,7 +20,7 @@ from supervisor.tui.themes import at
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from supervisor.tui.model import Snapshot
+    from supervisor.tui.model import JobView
 
 SCOPES: Final = ("job", "node", "rank")
 HERE, NODE = "here", "node"
@@ -28,7 +28,7 @@ HERE, NODE = "here", "node"
 FIELDS: Final[dict[str, type | tuple[str, ...]]] = {
     "key": str, "command": str, "scope": SCOPES, "on": (HERE, NODE), "confirm": bool, "wait": bool,
 }  # fmt: skip
-# The least scope that gives each variable a value.
+# Each variable has a value in this scope and in those below it.
 VARIABLES: Final = {
     "JOB": "job", "GENERATION": "job", "HOSTS": "job", "NODE": "node", "RANK": "rank", "PID": "rank", "LOGS": "rank",
 }  # fmt: skip
@@ -46,13 +46,13 @@ class Command(Action):
 
     line: str = ""
     wait: bool = True
-    """When it has ended, its output stays until enter is pressed."""
+    """Whether its output stays, after its end, until enter is pressed."""
     place: str = ""
     """File and line of its key."""
 
     @property
     def on_node(self) -> bool:
-        """It runs where the rank runs, otherwise on this machine."""
+        """Whether it runs where the rank runs, instead of on this machine."""
         return self.destructive
 
     @property
@@ -60,13 +60,13 @@ class Command(Action):
         """Our variables in the line, in the order of their first use."""
         return [name for name in dict.fromkeys(_NAME.findall(self.line)) if name in VARIABLES]
 
-    def variables(self, snapshot: Snapshot, node: str | None, rank: int | None) -> dict[str, str]:
+    def variables(self, job_view: JobView, node: str | None, rank: int | None) -> dict[str, str]:
         """Return the variables that have a value for a selection; raises LookupError if the line needs another one."""
-        row = snapshot.rank(rank) if rank is not None else None
+        row = job_view.rank(rank) if rank is not None else None
         known = {
-            "JOB": snapshot.job,
-            "GENERATION": snapshot.generation if (snapshot.generation or 0) >= 0 else None,
-            "HOSTS": ",".join(one.name for one in snapshot.nodes),
+            "JOB": job_view.job,
+            "GENERATION": job_view.generation if (job_view.generation or 0) >= 0 else None,
+            "HOSTS": ",".join(one.name for one in job_view.nodes),
             "NODE": node if self.scope != "job" else None,
             "RANK": rank if self.scope == "rank" else None,
             "PID": row.pid if row is not None and self.scope == "rank" else None,
@@ -90,7 +90,7 @@ def read(table: object, path: Path, text: str) -> tuple[Command, ...]:
 
 
 def _place(path: Path, text: str, name: str, field: str = "") -> str:
-    """File and line of a field, or of the command."""
+    """Return file and line of a field, or of the command."""
     places = ((field, f"commands.{name}"), (f"commands.{name}", ""), (name, "commands"), ("commands", ""))
     return next((place for place in (at(path, text, *one) for one in places) if place != str(path)), str(path))
 

@@ -38,9 +38,9 @@ class Run:
     number: int
     began_at: str
     began_by: str
-    """In a word: launch, failure, operator …"""
+    """The cause in a word: launch, failure, operator …"""
     because: str
-    """In a sentence."""
+    """The cause in a sentence."""
     world_size: int | None
     nodes: tuple[str, ...]
     restarts: int

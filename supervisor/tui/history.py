@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from supervisor.history import Series, SeriesQuery
-    from supervisor.tui.model import Snapshot
+    from supervisor.tui.model import JobView
     from supervisor.tui.shell import Shell
 
-# How often the nodes are asked, seconds; for many ranks less often.
+# The nodes are asked this often, seconds; if there are many ranks, less often.
 EVERY_S: Final = 2.0
 MANY_S: Final = 5.0
 MANY: Final = 64
@@ -34,7 +34,7 @@ class Zoom(NamedTuple):
     length_s: float | None = None
     """Seconds; None: since the launch."""
     end_s: float | None = None
-    """When it ends, in seconds since the epoch; None: with the newest value."""
+    """The time when it ends, in seconds since the epoch; None: with the newest value."""
 
 
 WHOLE: Final = Zoom()
@@ -53,7 +53,7 @@ class Past:
 
     def ask(
         self,
-        snapshot: Snapshot,
+        job_view: JobView,
         kinds: Sequence[str],
         ids: Sequence[int] | None,
         points: int,
@@ -66,18 +66,18 @@ class Past:
         node: the only node that is asked; None: all.
         """
         wanted = (tuple(kinds), None if ids is None else tuple(ids), points, zoom, node)
-        every_s = EVERY_S if len(snapshot.ranks) <= MANY else MANY_S
+        every_s = EVERY_S if len(job_view.ranks) <= MANY else MANY_S
         if self._asking:
             return
         if wanted == self._wanted and (self._is_of_end or time.monotonic() - self._asked_at < every_s):
             return
         self._asking, self._asked_at, self._wanted = True, time.monotonic(), wanted
-        begin_s, end_s = self.whole(snapshot)
+        begin_s, end_s = self.whole(job_view)
         length_s, until_s = zoom
         if length_s is not None:
             begin_s = (until_s or end_s) - length_s
         window = None if until_s is None else (begin_s, until_s)
-        work = self._fetch(query(kinds, ids, end_s - begin_s, points, window=window, node=node), snapshot.ended)
+        work = self._fetch(query(kinds, ids, end_s - begin_s, points, window=window, node=node), job_view.ended)
         self._shell.run_worker(work, group="series", exit_on_error=False)
 
     async def _fetch(self, wanted: SeriesQuery, ended: bool) -> None:
@@ -91,9 +91,9 @@ class Past:
         self.series, self._is_of_end = trimmed(series) if wanted.last is None else series, ended
         self._shell.look_again()
 
-    def whole(self, snapshot: Snapshot) -> tuple[float, float]:
+    def whole(self, job_view: JobView) -> tuple[float, float]:
         """Return when the job began and when it ended, or now, in seconds since the epoch."""
-        began = values.local_time(snapshot.started_at)
+        began = values.local_time(job_view.started_at)
         if began is None:
             return times.now() - 600.0, times.now()
         ended = next((event for event in self._shell.source.events if event.get("type") in ENDED_EVENTS), None)

@@ -38,7 +38,7 @@ class KeyBinding:
 
     id: str
     keys: str
-    """As Textual names them, separated by commas; the first one is shown."""
+    """The keys as Textual names them, separated by commas; the first one is shown."""
     action: str
     label: str
     """A few words, for the footer and the palette."""
@@ -307,7 +307,7 @@ KEYS: Final[tuple[KeyBinding, ...]] = (
     KeyBinding("quit", "q,ctrl+c", "app.leave", "detach", "detach, or stop the job (asks)", "any", 90, palette=True),
 )
 
-# In a replay, in addition to the others; bound by the application.
+# A replay has these keys in addition to the others; the application binds them.
 REPLAY: Final[tuple[KeyBinding, ...]] = (
     KeyBinding("replay.play", "p", "app.pause", "pause", "replay: pause or resume", footer=1, palette=True),
     KeyBinding("replay.next", "full_stop", "app.step(1)", "next event", "replay: next event", footer=2, palette=True),
@@ -353,17 +353,17 @@ _SHOWN: Final = {
 
 
 def display(key: str) -> str:
-    """A key as it is written in the help."""
+    """Return a key as it is written in the help."""
     return _SHOWN.get(key, key)
 
 
 def changed(changes: Mapping[str, str]) -> tuple[KeyBinding, ...]:
-    """The table with the keys that the user has changed."""
+    """Return the table with the keys that the user has changed."""
     return tuple(dataclasses.replace(key, keys=changes.get(key.id, key.keys)) for key in KEYS)
 
 
 def of_commands(own: Sequence[commands.Command]) -> tuple[KeyBinding, ...]:
-    """The keys of the user's commands; the application binds them."""
+    """Return the keys of the user's commands; the application binds them."""
 
     def binding(one: commands.Command) -> KeyBinding:
         help_text = f"{one.label}: {one.line}"
@@ -373,20 +373,20 @@ def of_commands(own: Sequence[commands.Command]) -> tuple[KeyBinding, ...]:
 
 
 def of(screen: str, table: Sequence[KeyBinding] = KEYS) -> list[KeyBinding]:
-    """The keys that work on a screen."""
+    """Return the keys that work on a screen."""
     wheres = {"any", screen} | ({"job"} if screen != HOME else set())
     return [key for key in table if not wheres.isdisjoint(key.where.split())]
 
 
 def bindings(screen: str) -> list[Binding]:
-    """The bindings of a screen."""
+    """Return the bindings of a screen."""
     return [
         Binding(key.keys, key.action, key.label, show=False, id=f"{key.id}.{screen}") for key in of(screen) if key.bound
     ]
 
 
 def footer(screen: str, table: Sequence[KeyBinding] = KEYS) -> list[KeyBinding]:
-    """The entries in the footer of a screen, in order."""
+    """Return the entries in the footer of a screen, in order."""
     return sorted((key for key in of(screen, table) if key.footer), key=lambda key: key.footer)
 
 
@@ -396,12 +396,12 @@ _MODIFIERS = ("ctrl+", "alt+", "shift+")
 
 FREE_KEY: Final = 'choose a free key, such as f5 or ctrl+t; ? lists the keys, and [keys] changes the others: act = "X"'
 
-# How the terminal calls the user: its bell, a desktop notice (iTerm2, WezTerm, kitty …: 9; VTE, foot, urxvt: 777), not.
+# The terminal notifies the user by its bell, by a notice (9: iTerm2, WezTerm, kitty …; 777: VTE, foot, urxvt) or not.
 NOTICES: Final = ("bell", "osc9", "osc777", "off")
 
 
 def config_file() -> Path:
-    """The user's configuration of the screens."""
+    """Return the user's configuration of the screens."""
     return config_dir() / "config.toml"
 
 
@@ -419,7 +419,7 @@ NO_CONFIG: Final = Config({}, NOTICES[0])
 
 
 def load_config() -> Config:
-    """The user's configuration; raises UsageError that names file, line and id."""
+    """Return the user's configuration; raises UsageError that names file, line and id."""
     path = config_file()
     try:
         text = path.read_text(encoding="utf-8")
@@ -447,7 +447,7 @@ def load_config() -> Config:
 
 
 def _with_key(command: commands.Command) -> commands.Command:
-    """The command with Textual's name of its key, which must be free in the menu of actions, too."""
+    """Return the command with Textual's name of its key, which must be free in the menu of actions, too."""
     key = _key_name(command.key, command.place)
     taken = next((action.label for action in ACTIONS if action.op and action.key == display(key)), None)
     if taken is not None:
@@ -457,7 +457,7 @@ def _with_key(command: commands.Command) -> commands.Command:
 
 
 def _read_entry(name: str, value: Any, where: str) -> str:
-    """One entry, in Textual's names of keys."""
+    """Return one entry, in Textual's names of keys."""
     known = {key.id: key for key in KEYS}
     if name not in known:
         close = difflib.get_close_matches(name, known, 1)
@@ -496,7 +496,7 @@ def _check_twice(table: Sequence[KeyBinding], places: Mapping[str, str]) -> None
 
 
 def _find_clash(table: Sequence[KeyBinding], own: Collection[str]) -> tuple[str, str, str] | None:
-    """A key that two entries of one screen have, the entry that is the user's, and the other one."""
+    """Return a key that two entries of one screen have, the entry that is the user's, and the other one."""
     owners: dict[str, str] = {}
     for entry in table:
         for key in entry.keys.split(","):

@@ -24,7 +24,7 @@ class Look(NamedTuple):
 
 
 def _looks(glyphs: Mapping[str, str]) -> dict[str, Look]:
-    """How states are shown; `glyphs`: by state, in Unicode and in ASCII."""
+    """Return how states are shown; `glyphs`: by state, in Unicode and in ASCII."""
     return {state: Look(both[0], both[1], str(state), STATE_ROLES[state]) for state, both in glyphs.items()}
 
 
@@ -32,7 +32,7 @@ RANKS: Final = _looks({
     RankState.RUNNING: "■#", RankState.STARTING: "~~", RankState.SILENT: "??",
     RankState.FAILED: "XX", RankState.KILLED: "xx", RankState.SUCCEEDED: "✓+",
 })  # fmt: skip
-# Failed as well, and only because another rank had failed before.
+# The rank failed as well, but only because another rank had failed before.
 VICTIM: Final = Look("x", "x", "failed", "warn")
 NODES: Final = _looks({
     NodeState.CONNECTING: "~~", NodeState.READY: "○o", NodeState.RUNNING: "●*", NodeState.DRAINING: "↓v",
@@ -47,7 +47,7 @@ JOBS: Final = {state: look._replace(word=look.word.upper()) for state, look in _
 UNKNOWN: Final = Look("-", "-", "unknown", "off")
 NO_LINK: Final = Look("-", "-", "no link", "off")
 
-# Worst first: the order of tables, and which rank represents its node where there is one glyph per node.
+# The worst state is first: it decides the order of tables, and the glyph of a node that has only one for its ranks.
 RANK_ORDER: Final[tuple[str, ...]] = (
     *(RankState.FAILED, RankState.SILENT, RankState.STARTING),
     *(RankState.KILLED, RankState.RUNNING, RankState.SUCCEEDED),
@@ -63,21 +63,21 @@ class Glyphs:
         self.more = "~" if ascii else "…"
         """The mark of a cut."""
         self.dot = "-" if ascii else "·"
-        """Between two facts of one line."""
+        """The sign between two facts of one line."""
         self.pointer, self.mark = ">+" if ascii else "▸◆"
-        """Before the selected row, and before a marked one."""
+        """The signs before the selected row, and before a marked one."""
         self.waits, self.missing, self.elsewhere = "#?." if ascii else "■?·"
         """A rank in the picture of a hang: in this collective, in none, in another one."""
         self.done = "+" if ascii else "✓"
         self.spinner = "|/-\\" if ascii else "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
         self.rising, self.falling = "^v" if ascii else "▲▼"
-        """Behind the name of the column by which a table is sorted."""
+        """The signs behind the name of the column by which a table is sorted."""
 
     def of(self, look: Look) -> str:
-        """The glyph of a state."""
+        """Return the glyph of a state."""
         return look.ascii if self.ascii else look.glyph
 
     def level(self, share: float) -> str:
-        """A bar for a share between 0 and 1."""
+        """Return a bar for a share between 0 and 1."""
         levels = "0123456789" if self.ascii else "▁▂▃▄▅▆▇█"
         return levels[min(len(levels) - 1, int(min(1.0, max(0.0, share)) * len(levels)))]

@@ -1,6 +1,6 @@
 """The newest status document as frozen rows: what every screen draws.
 
-In: the status document, the hosts' progress, incidents. Out: `Snapshot`, a value; equal inputs give equal snapshots.
+In: the status document, the hosts' progress, incidents. Out: `JobView`, a value; equal inputs give equal views.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         RankVitals,
         Status,
     )
-    from supervisor.tui.source import HostConnection, Source
+    from supervisor.tui.source import HostConnection, SessionSource
 
 # Agents send a status at least every second; after three missing ones it is old.
 STALE_S = 3.0
@@ -70,7 +70,7 @@ class RankRow(NamedTuple):
 
     @property
     def progress(self) -> RankProgress:
-        """loss, rate with unit, steps_s, lag; as in the document, as the next two."""
+        """The progress in the document: loss, rate with unit, steps_s, lag."""
         return self.document.get("progress") or {}
 
     @property
@@ -85,7 +85,7 @@ class RankRow(NamedTuple):
 
     @property
     def vitals_old(self) -> bool:
-        """The usage is too old to be shown as current."""
+        """Whether the usage is too old to be shown as current."""
         return bool(self.vitals and self.node_vitals) and is_old(self.node_vitals)
 
     @property
@@ -98,7 +98,7 @@ class RankRow(NamedTuple):
 
     @property
     def has_problem(self) -> bool:
-        """It needs attention."""
+        """Whether it needs attention."""
         return self.state in ("failed", "silent")
 
     @property
@@ -137,12 +137,12 @@ class NodeRow:
 
     @property
     def vitals_old(self) -> bool:
-        """The usage is too old to be shown as current."""
+        """Whether the usage is too old to be shown as current."""
         return is_old(self.vitals)
 
     @property
     def left(self) -> bool:
-        """It was removed, and its agent has exited: nothing is wrong."""
+        """Whether it was removed, and its agent has exited: nothing is wrong."""
         return self.state == "removed" and self.link == "lost"
 
     @property
@@ -157,7 +157,7 @@ class NodeRow:
 
     @property
     def has_problem(self) -> bool:
-        """It needs attention."""
+        """Whether it needs attention."""
         return _node_severity(self) < ORDINARY
 
     @cached_property
@@ -177,7 +177,7 @@ class NodeRow:
 
 
 @dataclasses.dataclass(frozen=True)
-class Snapshot:
+class JobView:
     """One job at one moment."""
 
     job: str
@@ -234,7 +234,7 @@ class Snapshot:
         return looks.JOBS.get(self.condition, looks.UNKNOWN)
 
     def next_step(self, now_s: float) -> str:
-        """What happens next where that is not obvious; it counts, so it is made when it is drawn."""
+        """Return what happens next where that is not obvious; it counts, so it is made when it is drawn."""
         return next_step(self.status, now_s)
 
     @property
@@ -250,27 +250,27 @@ class Snapshot:
 
     @property
     def launching(self) -> bool:
-        """No worker group has been formed yet."""
+        """Whether no worker group has been formed yet."""
         return not self.ended and self.state in ("", "starting") and not any(node.ranks for node in self.nodes)
 
     def rank(self, number: int) -> RankRow | None:
-        """The rank of that number."""
+        """Return the rank of that number."""
         return next((rank for rank in self.ranks if rank.rank == number), None)
 
     def worst_first(self) -> tuple[NodeRow, ...]:
-        """The nodes, those with problems first, otherwise in inventory order."""
+        """Return the nodes, those with problems first, otherwise in inventory order."""
         return tuple(sorted(self.nodes, key=_node_severity))
 
 
-def take(source: Source) -> Snapshot:
-    """The session at this moment."""
+def take(source: SessionSource) -> JobView:
+    """Return the session at this moment."""
     stale = source.status_age_s > STALE_S and not source.ended
-    snapshot = build(source.status, source.hosts, source.incidents, job=source.job, ended=source.ended, stale=stale)
+    job_view = build(source.status, source.hosts, source.incidents, job=source.job, ended=source.ended, stale=stale)
     failure = source.failure
-    if failure is None or snapshot.state:
-        return dataclasses.replace(snapshot, bringing_up=source.launching)
+    if failure is None or job_view.state:
+        return dataclasses.replace(job_view, bringing_up=source.launching)
     return dataclasses.replace(
-        snapshot,
+        job_view,
         problem=str(getattr(failure, "message", failure)),
         hint=str(getattr(failure, "hint", "")),
         bringing_up=isinstance(failure, LaunchFailed),
@@ -285,14 +285,14 @@ def build(
     job: str,
     ended: bool,
     stale: bool,
-) -> Snapshot:
-    """A snapshot from documents; missing fields are unknown, never guessed."""
+) -> JobView:
+    """Return the view of a job from documents; missing fields are unknown, never guessed."""
     documents = {node["name"]: node for node in status.get("nodes", ())}
     names = [*hosts, *(name for name in documents if name not in hosts)]
     incident = status.get("incident") or (incidents[-1] if incidents else None)
     generation = status.get("generation")
     verdicts = _verdicts(incident) if incident and incident.get("generation") == generation else {}
-    return Snapshot(
+    return JobView(
         job=status.get("job") or job,
         state=status.get("state") or "",
         condition=condition_of(status),

@@ -64,7 +64,7 @@ def _file(job: str) -> Path | None:
 
 
 def recall(job: str) -> Preferences:
-    """The preferences of a job; what is missing or invalid has its default."""
+    """Return the preferences of a job; what is missing or invalid has its default."""
     path = _file(job)
     return _read(paths.recall(path, LARGEST)) if path is not None else Preferences()
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
 
     from supervisor.recording.player import Player
-    from supervisor.tui.source import Source
+    from supervisor.tui.source import SessionSource
 
 
 class ReplayApp(SupervisorApp):
@@ -72,7 +72,7 @@ class ReplayApp(SupervisorApp):
 def run_replay(player: Player, *, theme: str | None, ascii_only: bool) -> int:
     """Replay a recording until the user leaves; returns 0."""
 
-    def make(_source: Source) -> ReplayApp:
+    def make(_source: SessionSource) -> ReplayApp:
         return ReplayApp(player, theme=theme, ascii_only=ascii_only)
 
     with times.read_from(player.now_s):

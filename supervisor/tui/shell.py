@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from remote_agent.wire.documents import JournalEvent
     from supervisor.tui.keys import Config, KeyBinding
     from supervisor.tui.looks import Glyphs
-    from supervisor.tui.model import Snapshot
+    from supervisor.tui.model import JobView
     from supervisor.tui.preferences import Preferences
     from supervisor.tui.rows.incident import LogPlace
     from supervisor.tui.rows.spans import Palette
-    from supervisor.tui.source import HomeSource, Source
+    from supervisor.tui.source import HomeSource, SessionSource
     from supervisor.tui.terminal import Lent
     from supervisor.tui.themes import Skin
 
@@ -50,7 +50,7 @@ class ActiveScreen(Protocol):
     NAME: ClassVar[str]
 
     def selection(self) -> Target:
-        """What is selected on it."""
+        """Return what is selected on it."""
 
     def run_action(self, action: str) -> Any:
         """Run the action of a key."""
@@ -59,8 +59,8 @@ class ActiveScreen(Protocol):
 class Shell(Protocol):
     """The application, as the parts that it is composed of see it."""
 
-    source: Source
-    snapshot: Snapshot
+    source: SessionSource
+    job_view: JobView
     preferences: Preferences
     palette: Palette
     glyphs: Glyphs
@@ -106,7 +106,7 @@ class Shell(Protocol):
 
     @property
     def has_way_back(self) -> bool:
-        """There is another screen to go back to."""
+        """Whether there is another screen to go back to."""
 
     # --- notices and dialogs
 
@@ -155,7 +155,7 @@ class Shell(Protocol):
         """Show what an event is about: the incident, or the log."""
 
     def target_of_event(self, index: Hashable) -> Target:
-        """The node and rank of an event."""
+        """Return the node and rank of an event."""
 
     def open_ranks_of(self, node: str) -> None:
         """Show the ranks with the first rank of a node selected."""

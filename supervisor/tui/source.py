@@ -50,7 +50,7 @@ class HostConnection(Protocol):
 
     @property
     def began(self) -> Mapping[str, float]:
-        """When each step began, by time.monotonic(); of a recording nothing."""
+        """The time when each step began, by time.monotonic(); of a recording nothing."""
 
 
 class Forward(Protocol):
@@ -74,13 +74,13 @@ class Forward(Protocol):
 
     @property
     def is_answered(self) -> bool:
-        """A program listened on the node's port when the forward began."""
+        """Whether a program listened on the node's port when the forward began."""
 
     async def close(self) -> None:
         """End it."""
 
 
-class Source(Protocol):
+class SessionSource(Protocol):
     """One job."""
 
     @property
@@ -117,7 +117,7 @@ class Source(Protocol):
 
     @property
     def ended(self) -> bool:
-        """The job is over."""
+        """Whether the job is over."""
 
     async def request(self, verb: str, **args: Any) -> RequestReply:
         """Request restart, remove, add, stop or promote; raises SupervisorError with a hint if it is refused."""
@@ -140,7 +140,7 @@ class Source(Protocol):
 
     @property
     def forwards(self) -> Sequence[Forward]:
-        """The open ones."""
+        """The open forwards."""
 
     async def forward(self, node: str, port: int, local: int | None) -> Forward:
         """Forward a port to a node's; None: one of the same number, otherwise any free one. Raises as `request`."""
@@ -150,7 +150,7 @@ class Source(Protocol):
 
     @property
     def launching(self) -> bool:
-        """Nodes are still being brought up for a new job."""
+        """Whether nodes are still being brought up for a new job."""
 
     @property
     def failure(self) -> Exception | None:
@@ -225,4 +225,4 @@ class HomeSource(Protocol):
         """Keep them up to date until cancelled."""
 
 
-SessionContext = AbstractAsyncContextManager[Source]
+SessionContext = AbstractAsyncContextManager[SessionSource]

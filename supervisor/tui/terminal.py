@@ -56,7 +56,7 @@ class Remote(Protocol):
 
 
 def pager(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """The command of the user's pager; raises LookupError with a hint if there is none."""
+    """Return the command of the user's pager; raises LookupError with a hint if there is none."""
     try:
         command = shlex.split(environment.get("PAGER", "")) or ["less", "-R"]
     except ValueError as error:
@@ -76,7 +76,7 @@ async def lend(app: App[Any], use: Callable[[Lent], Awaitable[None]]) -> None:
         try:
             await use(Lent())
         except BaseException as error:  # noqa: BLE001  raised below
-            # Restore the screen first.
+            # The screen is restored before the error is raised.
             problem = error
         finally:
             signal.signal(signal.SIGINT, before)
@@ -112,7 +112,7 @@ class Lent:
     async def wait_enter(self) -> None:
         """Leave what was printed on the terminal until enter is pressed."""
         with contextlib.suppress(termios.error):
-            # What was typed for the command is no answer to this.
+            # Input that was typed for the command is no answer to this.
             termios.tcflush(0, termios.TCIFLUSH)
         _write_all(1 if os.isatty(1) else 2, b"\r\n[enter returns to the screen] ")
         loop, typed = asyncio.get_running_loop(), asyncio.Event()
@@ -164,7 +164,7 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 def is_utf8() -> bool:
-    """Whether the terminal accepts more than ASCII."""
+    """Return whether the terminal accepts more than ASCII."""
     encoding = (getattr(sys.stdout, "encoding", None) or locale.getpreferredencoding(False)).lower()
     return encoding.replace("-", "").replace("_", "") == "utf8"
 
@@ -250,22 +250,22 @@ class OnlyText(LineFilter):
 
 
 LONGEST_NOTICE: Final = 200
-# Terminals that print an unknown title sequence as text.
+# These terminals print an unknown title sequence as text.
 _WITHOUT_TITLE: Final = ("linux", "vt", "dumb")
 
 
 def title_sequence(title: str, env: Mapping[str, str] = os.environ) -> str:
-    """The sequence that sets the terminal's title, "" where there is none."""
+    """Return the sequence that sets the terminal's title, "" where there is none."""
     return "" if env.get("TERM", "").startswith(_WITHOUT_TITLE) else f"{_ESC}]2;{clean(title)}\a"
 
 
 def keep_title_sequence(*, back: bool = False) -> str:
-    """The sequence that keeps the terminal's title for later, or brings the kept one back."""
+    """Return the sequence that keeps the terminal's title for later, or brings the kept one back."""
     return "" if os.environ.get("TERM", "").startswith(_WITHOUT_TITLE) else f"{_ESC}[{23 if back else 22};2t"
 
 
 def notice_sequence(way: str, title: str, text: str, env: Mapping[str, str] = os.environ) -> str:
-    """The sequence that calls the user: the bell, or a desktop notice by OSC 9 or OSC 777; "" for off."""
+    """Return the sequence that calls the user: the bell, or a desktop notice by OSC 9 or OSC 777; "" for off."""
     if way in ("bell", "off") or env.get("TERM", "").startswith(_WITHOUT_TITLE):
         return "" if way == "off" else "\a"
     title, text = (clean(one).replace(";", ",")[:LONGEST_NOTICE] for one in (title, text))
@@ -278,7 +278,7 @@ def _through_tmux(osc: str) -> str:
 
 
 def copy_sequence(text: str, env: Mapping[str, str] = os.environ) -> str | None:
-    """The OSC 52 sequence that copies a text, wrapped for tmux or screen; None if the text is too long."""
+    """Return the OSC 52 sequence that copies a text, wrapped for tmux or screen; None if the text is too long."""
     data = base64.b64encode(text.encode()).decode()
     if len(data) > LONGEST_COPY:
         return None

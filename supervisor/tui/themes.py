@@ -37,7 +37,7 @@ else:
     import tomli as tomllib
 
 DEFAULT_THEME: Final = "default-dark"
-# Attributes only, for NO_COLOR.
+# This theme has no colours, only attributes, for NO_COLOR.
 NO_COLOR_THEME: Final = "mono"
 
 # The roles of a theme, and their defaults.
@@ -102,12 +102,12 @@ class Skin:
 
 
 def user_themes_dir() -> Path:
-    """The folder of the user's themes."""
+    """Return the folder of the user's themes."""
     return config_dir() / "themes"
 
 
 def stamp() -> tuple[tuple[str, int, int], ...]:
-    """A value that changes with the files of the user's themes."""
+    """Return a value that changes with the files of the user's themes."""
     try:
         files = [path for path in sorted(user_themes_dir().iterdir()) if path.suffix in (".toml", ".tcss")]
         return tuple((path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in files)
@@ -116,7 +116,7 @@ def stamp() -> tuple[tuple[str, int, int], ...]:
 
 
 def load_all() -> tuple[dict[str, Skin], list[str]]:
-    """All usable themes by name, and one notice for each file that is not."""
+    """Return all usable themes by name, and one notice for each file that is not."""
     skins: dict[str, Skin] = {}
     notices: list[str] = []
     for folder in (themes_dir(), user_themes_dir()):
@@ -146,7 +146,7 @@ def _files(folder: Path, pattern: str, notices: list[str]) -> list[Path]:
 
 
 def find(name: str) -> str:
-    """The name of a theme that exists; raises ThemeError with the list of names, and a suggestion."""
+    """Return the name of a theme that exists; raises ThemeError with the list of names, and a suggestion."""
     skins, notices = load_all()
     if name in skins:
         return name
@@ -156,7 +156,7 @@ def find(name: str) -> str:
 
 
 def load(path: Path) -> Skin:
-    """One theme file; raises ThemeError that names file, line and key."""
+    """Return one theme file; raises ThemeError that names file, line and key."""
     text = _read(path)
     skin = _parsed(path, text)
     _try_variables(skin, path, text)
@@ -165,7 +165,7 @@ def load(path: Path) -> Skin:
 
 @functools.cache
 def _ours(path: Path) -> Skin:
-    """A theme of this installation. Tests check its variables: that takes a third of a second for all themes."""
+    """Return a theme of this installation. Tests check its variables: that takes a third of a second for all themes."""
     return _parsed(path, _read(path))
 
 
@@ -210,7 +210,7 @@ def parse(data: Mapping[str, object], path: Path, text: str = "") -> Skin:
 
 
 def at(path: Path, text: str, key: str, table: str = "") -> str:
-    """`file:line` of a key in a table of a TOML text; the file alone if it is not found."""
+    """Return `file:line` of a key in a table of a TOML text; the file alone if it is not found."""
     inside = ""
     for number, line in enumerate(text.splitlines(), 1):
         head = re.match(r"\s*\[\s*([\w.-]+)\s*\]", line)
@@ -269,7 +269,7 @@ def _style(role: str, value: object) -> Style:
 
 
 def dress(skin: Skin, path: Path) -> Skin:
-    """The theme with the user's style sheet; raises ThemeError that names file and line."""
+    """Return the theme with the user's style sheet; raises ThemeError that names file and line."""
     css = _read(path)
     _check_css(skin, css, str(path), skin.theme.variables)
     return dataclasses.replace(skin, css_file=str(path), css=css)
@@ -304,5 +304,5 @@ def _meant(key: str, known: Iterable[str]) -> str:
 
 
 def fallback() -> Skin:
-    """A theme that needs no file, for a broken installation."""
+    """Return a theme that needs no file, for a broken installation."""
     return parse({"name": DEFAULT_THEME, "primary": "#6cb6ff"}, Path(DEFAULT_THEME))

@@ -16,7 +16,7 @@ _clock: Callable[[], float] = time.time
 
 
 def now() -> float:
-    """Unix time in seconds; the screens ask for it only here."""
+    """Return Unix time in seconds; the screens ask for it only here."""
     return _clock()
 
 

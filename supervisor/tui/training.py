@@ -1,6 +1,6 @@
 """The training of a job at a glance: progress, speed, remaining time, goodput, slow ranks. Pure.
 
-In: a snapshot, the journal's runs and events, the history's series. Out: rows of the dashboard.
+In: a job view, the journal's runs and events, the history's series. Out: rows of the dashboard.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from remote_agent.wire.documents import JournalEvent, Status
     from supervisor.history import Series
     from supervisor.tui.looks import Glyphs
-    from supervisor.tui.model import RankRow, Snapshot
+    from supervisor.tui.model import JobView, RankRow
     from supervisor.tui.rows.spans import Row, Span
     from supervisor.wording.goodput import Goodput
 
@@ -40,19 +40,19 @@ STRIPS: Final = {"step_s": "step time", "gpu_use": "gpu", "rank_cpu": "cpu"}
 SUMMED: Final = ("tok/s", "samples/s")
 
 
-def asked(snapshot: Snapshot) -> tuple[tuple[str, ...], list[int] | None]:
+def asked(job_view: JobView) -> tuple[tuple[str, ...], list[int] | None]:
     """Return the kinds and the ranks whose history is wanted; None: all."""
-    ranks = chosen(snapshot)
+    ranks = chosen(job_view)
     # GPUs are not numbered as ranks are: all of them would be sent.
     return (KINDS, None) if ranks is None else (tuple(kind for kind in KINDS if kind != "gpu_use"), ranks)
 
 
-def chosen(snapshot: Snapshot) -> list[int] | None:
+def chosen(job_view: JobView) -> list[int] | None:
     """Return the ranks whose history is wanted where that of all is too much; None: all."""
-    if len(snapshot.ranks) <= MOST_RANKS:
+    if len(job_view.ranks) <= MOST_RANKS:
         return None
-    odd = [rank.rank for rank in snapshot.ranks if rank.has_problem or rank.progress.get("lag")]
-    return list(dict.fromkeys((*odd, *(rank.rank for rank in snapshot.ranks))))[:MOST_RANKS]
+    odd = [rank.rank for rank in job_view.ranks if rank.has_problem or rank.progress.get("lag")]
+    return list(dict.fromkeys((*odd, *(rank.rank for rank in job_view.ranks))))[:MOST_RANKS]
 
 
 # --- in one line
@@ -63,7 +63,7 @@ class Newest(NamedTuple):
 
     step: int | None
     total: int | None
-    """None where ranks count to different ends."""
+    """The total number of steps; None where ranks count to different ends."""
     pace: float | None
     """Steps per second."""
     speed: str
@@ -79,11 +79,11 @@ class Newest(NamedTuple):
         return bool(self.total or self.speed or self.loss != "-")
 
 
-def newest(snapshot: Snapshot) -> Newest:
+def newest(job_view: JobView) -> Newest:
     """Read the progress of all ranks, once for a frame: there may be 512."""
     totals, paces, loss = set(), [], "-"
     rates: dict[str, list[float]] = {}
-    for rank in snapshot.ranks:
+    for rank in job_view.ranks:
         progress = rank.progress
         if not progress:
             continue
@@ -100,7 +100,7 @@ def newest(snapshot: Snapshot) -> Newest:
     pace = statistics.median(paces) if paces else None
     unit = next((each for each in SUMMED if each in rates), "step/s")
     return Newest(
-        snapshot.train_step,
+        job_view.train_step,
         None if total is None else int(total),
         pace,
         f"{usage.short(sum(rates[unit]))} {unit}" if unit in rates else _pace_text(pace),
@@ -115,7 +115,7 @@ def _pace_text(pace: float | None) -> str:
 
 
 def progress_row(now: Newest, cost: Goodput | None, width: int, glyphs: Glyphs, *, ended: bool = False) -> Row:
-    """Progress, speed, remaining time, and the goodput."""
+    """Return progress, speed, remaining time, and the goodput."""
     step, total, pace = now.step, now.total, now.pace
     dot = f" {glyphs.dot} "
     parts: list[tuple[int, Row]] = []
@@ -147,9 +147,9 @@ class Training:
 
     series: Series | None
     runs: tuple[tuple[float, float], ...]
-    """From when to when each group ran; to infinity: it runs."""
+    """The time from which, and to which, each group ran; to infinity: it runs."""
     marks: tuple[tuple[float, str], ...]
-    """When something happened: restart, failure, hang."""
+    """The time when something happened: restart, failure, hang."""
     again_s: float
     """Seconds spent on steps that had been made before."""
 
@@ -208,7 +208,7 @@ def _step_s(series: Series) -> float | None:
 
 
 def _left(width: int) -> int:
-    """Cells for the curves; the strips are beside them."""
+    """Return cells for the curves; the strips are beside them."""
     return width * 3 // 5
 
 
@@ -224,17 +224,17 @@ def time_at(training: Training, cell: int, width: int) -> float | None:
 
 
 def dashboard(
-    snapshot: Snapshot, now: Newest, training: Training, strip: str, width: int, height: int, glyphs: Glyphs
+    job_view: JobView, now: Newest, training: Training, strip: str, width: int, height: int, glyphs: Glyphs
 ) -> list[Row]:
-    """The rows below the line of progress: curves and time line at the left, the ranks' strips at the right."""
+    """Return the rows below the line of progress: curves and time line at the left, the ranks' strips at the right."""
     if height <= 0 or training.series is None:
         return []
     room = height
     left = _left(width)
     right = width - left - 2
-    saved = [(one["time_ns"] / 1e9, "snapshot") for one in snapshot.status.get("snapshots") or ()]
+    saved = [(one["time_ns"] / 1e9, "snapshot") for one in job_view.status.get("snapshots") or ()]
     curves = _curves(training.series, training, now, left, room, glyphs, saved)
-    strips = _strips(training.series, snapshot, strip, right, room, glyphs)
+    strips = _strips(training.series, job_view, strip, right, room, glyphs)
     return [(*fit_row(curves[at], left, glyphs.more), ("  ", ""), *strips[at]) for at in range(room)]
 
 
@@ -250,7 +250,7 @@ def _curves(
     inner = width - charts.GUTTER
     loss = _mean_of(series, "loss")
     speeds, unit = _speeds(series, now)
-    # A line for the time; the loss has two thirds of the others.
+    # One line shows the time; the loss gets two thirds of the others.
     lines = height - 1
     has_loss = bool(charts.known(loss))
     low = 0 if not charts.known(speeds) else lines if not has_loss else max(1, lines // 3)
@@ -264,7 +264,7 @@ def _curves(
         )
     rows += [EMPTY] * (lines - len(rows))
     end_s = series.begin_s + series.buckets * series.width_s
-    # What shares a cell covers what comes before it here: a failure is seen, not the restart after it.
+    # If marks share a cell, the last one hides the others: a failure is seen, not the restart after it.
     ordered = sorted((*saved, *training.marks), key=lambda one: list(_MARKS).index(one[1]))
     marks = [(time_s, *_mark(what, glyphs)) for time_s, what in ordered]
     line = charts.time_line(series.begin_s, end_s, inner, glyphs, runs=training.runs, marks=marks)
@@ -297,7 +297,7 @@ def _speeds(series: Series, now: Newest) -> tuple[list[float], str]:
     """Return the throughput of the whole job by bucket, with its unit."""
     rates = _mean_of(series, "rate")
     if now.printing and charts.known(rates):
-        # Of many ranks only some were asked for.
+        # If there are many ranks, only some were asked.
         return [rate * now.printing for rate in rates], now.unit
     return [1 / value if value else math.nan for value in _mean_of(series, "step_s")], "step/s"
 
@@ -326,22 +326,22 @@ def strips_known(series: Series | None) -> list[str]:
     return [kind for kind in STRIPS if kind in kinds]
 
 
-def _strips(series: Series, snapshot: Snapshot, first: str, width: int, height: int, glyphs: Glyphs) -> list[Row]:
-    """Strips of one kind, and of the others below where there is room for all ranks."""
+def _strips(series: Series, job_view: JobView, first: str, width: int, height: int, glyphs: Glyphs) -> list[Row]:
+    """Return strips of one kind, and of the others below where there is room for all ranks."""
     lines: list[Row] = []
     for kind in (first, *(kind for kind in strips_known(series) if kind != first)):
-        rows = _rank_values(series, snapshot, kind)
+        rows = _rank_values(series, job_view, kind)
         room = height - len(lines) - bool(lines)
         if rows and (not lines or len(rows) < room):
             lines += [EMPTY] * bool(lines)
-            lines += _block(rows, _slow(snapshot.status), kind, width, room, glyphs)
+            lines += _block(rows, _slow(job_view.status), kind, width, room, glyphs)
     return [fit_row(line, width, glyphs.more) for line in (lines + [EMPTY] * height)[:height]]
 
 
 def _block(
     rows: list[tuple[RankRow, Sequence[float]]], slow: set[object], kind: str, width: int, height: int, glyphs: Glyphs
 ) -> list[Row]:
-    """One strip for each rank, under a heading; of too many ranks those with the highest values."""
+    """Return one strip for each rank, under a heading; of too many ranks those with the highest values."""
     usual = charts.usual(row for _, row in rows)
     if len(rows) > height - 1:
         worst = sorted(rows, key=lambda one: -max(charts.known(one[1]), default=0.0))[: height - 1]
@@ -363,9 +363,9 @@ def _strip_head(name: str, usual: float | None, kind: str, width: int, glyphs: G
     return fit_row(((f"{name} by rank", "head"), (f"  median {text}" if text else "", "dim")), width, glyphs.more)
 
 
-def _rank_values(series: Series, snapshot: Snapshot, kind: str) -> list[tuple[RankRow, Sequence[float]]]:
+def _rank_values(series: Series, job_view: JobView, kind: str) -> list[tuple[RankRow, Sequence[float]]]:
     strips: list[tuple[RankRow, Sequence[float]]] = []
-    for rank in snapshot.ranks:
+    for rank in job_view.ranks:
         gpu = rank.vitals.get("gpu")
         if kind == "gpu_use":
             span = series.nodes.get((rank.node, kind, -1 if gpu is None else gpu))

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
         TreeSummary,
     )
 
-# What is reached at the end of a phase, where it is not the phase itself.
+# At the end of these phases, something other than the phase itself is reached.
 _REACHED = {"imports": "init_process_group"}
 TRACEBACK = ("Traceback (", "Original Traceback (")
 # Paths of changed files that are named in one line.
@@ -76,7 +76,7 @@ CAUSES: Mapping[str, Cause] = {
 }
 
 
-# What an event means, as a role of the themes; anything else is a plain fact.
+# An event of these types has this role of the themes; any other event is a plain fact.
 ROLES: Mapping[str, str] = {
     each: role
     for role, types in {
@@ -150,7 +150,7 @@ class EventRows:
         self.rows: list[JournalEvent] = []
         self._read: list[JournalEvent] = []
         self._preliminary: dict[int | None, int] = {}
-        """By number of an incident: its row, which may still change."""
+        """The row of each incident, by its number; it may still change."""
 
     def follow(self, events: Sequence[JournalEvent]) -> list[JournalEvent]:
         """Take the new events of a journal, or one that has changed; return those whose text is new."""
@@ -176,7 +176,7 @@ class EventRows:
                 if at >= begin:
                     news[at] = self.rows[at]
                 elif event["detail"].get("summary") != before["detail"].get("summary"):
-                    news[at] = event  # at its own time: it is written below others
+                    news[at] = event  # it has its own time, so it is written below others
             if number is not None and event["detail"].get("preliminary"):
                 self._preliminary[number] = at
         self._read += events
@@ -402,7 +402,7 @@ def _stopped(detail: GenerationStoppedDetail) -> str:
 
 
 def _incident(detail: IncidentDocument) -> str:
-    # In front: the end of a long line may be cut off, and the final verdict often says the same.
+    # The words are in front because the end of a long line may be cut off, and the final verdict often says the same.
     return f"{'so far: ' if detail.get('preliminary') else ''}{detail.get('summary') or ''}"
 
 

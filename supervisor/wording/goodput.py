@@ -17,7 +17,7 @@ from supervisor.wording.values import elapsed, local_time
 if TYPE_CHECKING:
     from remote_agent.wire.documents import JournalEvent
 
-# What the phases of a start are called here.
+# The phases of a start have these names here.
 _SPENT = {
     "detect": "stop",
     "stop": "stop",
@@ -104,7 +104,7 @@ def _waits(events: Sequence[JournalEvent]) -> tuple[str, float] | None:
     return None
 
 
-# What a job waits for after these events.
+# After these events, a job waits for this.
 _NEXT = {
     EventType.GENERATION_STOPPED: "restart",
     EventType.GENERATION_RUNNING: "import",
@@ -121,7 +121,7 @@ def redone_s(steps: Iterable[tuple[float, float, float]], restarts: Iterable[flo
     coming = sorted(restarts, reverse=True)
     for time_s, low, high in steps:
         restarted = bool(coming) and coming[-1] <= time_s
-        # Of groups that made no step at all the steps are made again once.
+        # If groups made no step at all, the lost steps are repeated only once.
         while coming and coming[-1] <= time_s:
             coming.pop()
         if restarted and reached is not None:

@@ -24,12 +24,12 @@ def category_text(category: object) -> str:
 
 
 def is_hang(incident: IncidentDocument) -> bool:
-    """Whether an incident of a job is a hang: its ranks waited, and none had failed."""
+    """Return whether an incident of a job is a hang: its ranks waited, and none had failed."""
     return "ongoing" in incident
 
 
 def is_open(incident: IncidentDocument) -> bool:
-    """Whether the job has not recovered from an incident, and has not ended."""
+    """Return whether the job has not recovered from an incident, and has not ended."""
     return incident.get("state") == "open"
 
 
@@ -55,7 +55,7 @@ def standing(incident: IncidentDocument, now_s: float | None = None, *, utc: boo
     state = incident.get("state")
     if incident.get("ongoing"):
         began = incident.get("time")
-        # What follows is a line of its own on a screen.
+        # A screen shows the timeout on a line of its own.
         since = f"since {clock(began, utc=utc)}{_times_out(incident, None, utc)}"
         return f"hung for {_ago(began, now_s)}" if now_s else f"hung {since}"
     if incident.get("preliminary"):

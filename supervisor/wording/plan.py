@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from remote_agent.coordinator.state import State
     from remote_agent.wire.documents import JournalEvent, SnapshotStatus, Status
 
-# Runs of ranks with new numbers that are listed.
+# At most this many runs of ranks with new numbers are listed.
 MAX_RUNS: Final = 6
-# Snapshots of one step that are named.
+# At most this many snapshots of one step are named.
 MAX_PATHS: Final = 4
 
 

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 _ADDRESS = re.compile(r"(?m)(?<=^Thread )0x[0-9a-f]+ |(?<=^Current thread )0x[0-9a-f]+ ")
-# train.py:88 in load
+# This matches a place such as `train.py:88 in load`.
 _LINE = re.compile(r":(\d{1,9}) in ")
-# The directory of the work tree: it differs between nodes with different homes.
+# The directory of the work tree differs between nodes with different homes.
 _TREE = re.compile(r'(?<=File ")[^"\n]*/trees/[^/"\n]+-[0-9a-f]{8}/')
 
 
@@ -53,7 +53,7 @@ def numbered_source(place: str, source: SourceExcerpt) -> list[tuple[str, str, b
     texts = source["text"].expandtabs(4).split("\n")
     match = _LINE.search(place)
     here = int(match[1]) - source["first"] if match is not None else -1
-    # What follows the function has nothing to do with it.
+    # Lines after the function have nothing to do with it.
     outer = min((text for text in texts[: here + 1] if text.strip()), key=_indent, default="")
     inside = _indent(outer) + outer.lstrip().startswith(("def ", "async def ", "class "))
     end = next(

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from remote_agent.wire.documents import NodeStatus, SnapshotStatus, Status
     from supervisor.nccl import Fabric
 
-# Hosts of a job that the list of jobs names.
+# The list of jobs names at most this many hosts of a job.
 MAX_HOSTS = 12
-# What the state of a rank, node or job means, as a role of the themes.
+# The state of a rank, node or job has this role of the themes.
 STATE_ROLES: Mapping[str, str] = {
     each: role
     for role, states in {
@@ -165,7 +165,7 @@ def warm_lines(status: Status) -> list[str]:
     return [*lines, *(f"not loaded early: {one_line(why)}" for why in sorted(left_out))] if parts else lines
 
 
-# By the state of a node's waiting process.
+# The state of a node's waiting process decides how the next start is.
 _NEXT_START = {"ready": "warm", "loading": "cold until modules are loaded", "failed": "cold: {why}"}
 
 
@@ -196,7 +196,7 @@ def environment(status: Status) -> str:
 
 def job_rows(jobs: Sequence[JobRow]) -> list[list[str]]:
     """Return the table of jobs, its head first."""
-    # What a job that is over still uses on its hosts.
+    # A job that is over may still keep a process on its hosts.
     shows_warm = any(job.get("warm_until_ns") for job in jobs)
     rows = [
         [

@@ -115,18 +115,18 @@ class UsageColumn(NamedTuple):
     """A column of nodes or ranks, from one document of theirs."""
 
     name: str
-    """On screens; `status` writes it in capitals."""
+    """The name on screens; `status` writes it in capitals."""
     width: int
     """Cells on screens."""
     keep: float
-    """Where a screen has no room, columns with the lowest number go first."""
+    """The priority: where a screen has no room, columns with the lowest number go first."""
     source: str
     """The document: `vitals`, `progress`, or `gpu`, that of the GPU that a rank uses."""
     keys: tuple[str, ...]
     """The fields that the text is made of; screens sort by the first one."""
     form: Callable[..., str]
     falling: bool = True
-    """Of it the greatest values are of interest."""
+    """Whether the greatest values are of interest."""
 
     def text(self, document: Mapping[str, object]) -> str:
         """Return its text, `-` if it is not known."""

@@ -70,7 +70,7 @@ def age(seconds: object) -> str:
         return f"{max(0.0, seconds):.1f} s"
     if seconds < 119.5:
         return f"{seconds:.0f} s"
-    # Whole ones that have passed: 98 s are not 2 min.
+    # Only whole minutes that have passed count: 98 s are not 2 min.
     if seconds < 6000:
         return f"{seconds // 60:.0f} min"
     return f"{seconds // 3600:.0f} h" if seconds < 48 * 3600 else f"{seconds // 86400:.0f} d"

@@ -10,19 +10,19 @@ import time
 from pathlib import Path
 
 from supervisor.cli import main
-from supervisor.link.host_link import Link
+from supervisor.link.host_link import HostLink
 
 
 def trace(path: Path) -> None:
     """From now on, write down every step as a link reports it."""
     notes = path.open("a", buffering=1)
-    report = Link.progress
+    report = HostLink.progress
 
-    def progress(self: Link, step: str, text: str) -> None:
+    def progress(self: HostLink, step: str, text: str) -> None:
         notes.write(f"{time.time_ns()} {self.host.name} {step} {text!r}\n")
         report(self, step, text)
 
-    Link.progress = progress  # type: ignore[method-assign]
+    HostLink.progress = progress  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

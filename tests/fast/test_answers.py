@@ -20,7 +20,7 @@ from remote_agent.wire import answers as wire_answers
 from remote_agent.wire.gate import Misfit, record, shape
 from supervisor.errors import HostError, RequestFailed, why
 from supervisor.inventory import Host
-from supervisor.link.host_link import Link
+from supervisor.link.host_link import HostLink
 from supervisor.link.jobs import choose_job, group_jobs
 from supervisor.logs.live import RowReader
 from supervisor.logs.merge import part_of
@@ -254,7 +254,7 @@ def _refusing(name: str, kind: str) -> Any:
         yield await call(op)
 
     owner: Any = SimpleNamespace(touch=lambda: None, notice=lambda *_: None, agent=SimpleNamespace(sha256=""), job="j")
-    link: Any = Link(Host(name, name, name), owner)
+    link: Any = HostLink(Host(name, name, name), owner)
     link._node, link.opened = SimpleNamespace(channel=SimpleNamespace(call=call, stream=stream)), True
     return link
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from remote_agent.agent.file_requests import FileRequests
 from remote_agent.base.paths import Home
 from remote_agent.history import keeper, pyramid, samples
-from remote_agent.history.keeper import Keeper
+from remote_agent.history.keeper import HistoryKeeper
 from remote_agent.history.pyramid import BUCKETS, WIDTHS_S, History, Span, unpack
 from remote_agent.logs.progress import REPORTS, REPORTS_LOOK_BACK, Reports, StepReader
 from remote_agent.wire import Answer, JobSpec, NodeSpec, Problem
@@ -83,13 +83,13 @@ async def test_a_history_outlives_its_agent(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(keeper, "EVERY_S", 0.0)
     monkeypatch.setattr(keeper, "SAVE_S", 0.0)
     path = tmp_path / "history.bin"
-    kept = Keeper(path)
+    kept = HistoryKeeper(path)
     task = asyncio.ensure_future(kept.keep(lambda: (100.0, {LOSS: 2.5})))
     while not path.exists():
         await asyncio.sleep(0)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    answer = await Keeper(path).answer({"kinds": ["loss"], "ids": [3], "level": 1, "count": 2, "last": None})
+    answer = await HistoryKeeper(path).answer({"kinds": ["loss"], "ids": [3], "level": 1, "count": 2, "last": None})
     assert (answer.data["first"], answer.data["series"]) == (11, [["loss", 3]])
     assert unpack(answer.body, 2)[1][1] == 2.5
     for wrong in ({"level": 9, "count": 2}, {"level": 0, "count": 0}, {"level": 0, "count": 10**9}):

@@ -23,7 +23,7 @@ from supervisor.cli.whole_lines import LINE_LIMIT, LongLine, Piece, WholeLines, 
 from supervisor.logs.fold import Fold, Folder
 from supervisor.logs.live import Chunk
 from supervisor.logs.rows import LogLine
-from supervisor.logs.selection import Sieve
+from supervisor.logs.selection import StreamFilter
 from supervisor.session import Session
 from tests.examples import examples
 
@@ -53,7 +53,7 @@ def test_lines_of_nccl_are_left_to_their_stream_and_that_is_said_once() -> None:
     said: list[str] = []
 
     def shown(*streams: str) -> bytes:
-        lines = WholeLines(Sieve(streams, lambda: said.append("apart")))
+        lines = WholeLines(StreamFilter(streams, lambda: said.append("apart")))
         return b"".join(map(printed, (lines.feed(chunk(text)), lines.feed(chunk(b"f\n")), lines.rest())))
 
     assert shown("stdout", "stderr") == b"n1:0| step 1\nn1:0| \nn1:0| step 2\nn1:0| half\n"
@@ -64,7 +64,7 @@ def test_lines_of_nccl_are_left_to_their_stream_and_that_is_said_once() -> None:
 
 
 def test_of_a_line_of_any_length_only_its_place_and_its_beginning_are_held() -> None:
-    lines = WholeLines(Sieve(("stdout",), lambda: None))
+    lines = WholeLines(StreamFilter(("stdout",), lambda: None))
     long = b"first " + b"x" * (3 * LINE_LIMIT) + b"\rlast"
     assert printed(lines.feed(chunk(b"one\n" + long[:9]))) == b"n1:0| one\n"
     for at in range(9, len(long), 60_000):

@@ -1,6 +1,6 @@
 """A job as the agents told it, played back: the documents and log bytes of the contract, behind the session's face.
 
-In: documents of tests/screens/data, or the same made for many ranks. Out: what `supervisor.tui.source.Source` asks for.
+In: documents of tests/screens/data, or the same made for many ranks. Out: what `tui.source.SessionSource` asks for.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from supervisor.tui import history, times, training
 from supervisor.tui.generations import Runs
 from supervisor.tui.history import WHOLE
 from supervisor.tui.looks import Glyphs
-from supervisor.tui.model import Snapshot, take
+from supervisor.tui.model import JobView, take
 from supervisor.tui.rows import charts
 from supervisor.tui.rows.charts import Chart
 from supervisor.tui.rows.series import RANK_KINDS, gpu_wall, node_charts, rank_charts
@@ -246,11 +246,11 @@ async def test_charts_of_a_node_and_of_an_empty_history() -> None:
             assert "no history yet" in await press(app, pilot, *keys)
 
 
-def line(snapshot: Snapshot, width: int = 150, cost: Goodput | None = None) -> str:
-    return text_of(training.progress_row(training.newest(snapshot), cost, width, GLYPHS))
+def line(job_view: JobView, width: int = 150, cost: Goodput | None = None) -> str:
+    return text_of(training.progress_row(training.newest(job_view), cost, width, GLYPHS))
 
 
-def with_progress(session: RecordedSession, **changes: Any) -> Snapshot:
+def with_progress(session: RecordedSession, **changes: Any) -> JobView:
     for node in session.status["nodes"]:
         for rank in node["ranks"]:
             rank["progress"].update(changes)
@@ -372,8 +372,8 @@ async def test_a_narrow_screen_has_one_line_and_asks_nobody(monkeypatch: pytest.
         assert (app.screen.query_one(Dashboard).size.height, asked) == (1, [])
 
 
-def board_rows(snapshot: Snapshot, shown: training.Training) -> list[str]:
-    rows = training.dashboard(snapshot, training.newest(snapshot), shown, "step_s", 60, 8, ASCII)
+def board_rows(job_view: JobView, shown: training.Training) -> list[str]:
+    rows = training.dashboard(job_view, training.newest(job_view), shown, "step_s", 60, 8, ASCII)
     return [text_of(row)[:36] for row in rows]
 
 
@@ -391,9 +391,9 @@ def test_a_loss_that_has_fallen_far_is_drawn_on_a_logarithmic_scale() -> None:
 
 def test_the_time_line_shows_what_happened_when() -> None:
     marks = ((4.0, "restart"), (12.0, "failure"), (12.1, "restart"), (16.0, "hang"))
-    snapshot = take(many(1, 1))
-    status: Any = snapshot.status
+    job_view = take(many(1, 1))
+    status: Any = job_view.status
     status["snapshots"] = [{"time_ns": time_s * 10**9} for time_s in (4, 8)]
-    rows = board_rows(snapshot, training.Training(of_ranks([1.0] * 10), ((0.0, 18.0),), marks, 0.0))
+    rows = board_rows(job_view, training.Training(of_ranks([1.0] * 10), ((0.0, 18.0),), marks, 0.0))
     line = rows[-1][charts.GUTTER : 36]
     assert re.sub("=+", "=", line.rstrip(".")) == "=R=S=X=?="

@@ -11,7 +11,7 @@ from remote_agent.diagnose.incidents import incidents_after
 from supervisor.link.view import HostView
 from supervisor.tui import model, times
 from supervisor.tui.looks import Glyphs
-from supervisor.tui.model import Snapshot, take
+from supervisor.tui.model import JobView, take
 from supervisor.tui.rows.incident import hang_rows
 from supervisor.tui.rows.spans import Row, row_width, text_of
 from supervisor.tui.rows.tables import legend
@@ -116,9 +116,9 @@ def test_after_the_end_no_age_stands_still() -> None:
     session.ended = True
     for rank in (rank for node in session.status["nodes"] for rank in node["ranks"]):
         rank.update(state="killed", signal="SIGKILL", last_output_age_s=5.4)
-    snapshot = model.take(session)
-    assert {rank.output_age_s for rank in snapshot.ranks} == {None}
-    assert text_of(legend(Glyphs(), snapshot.ranks)) == "x killed"
+    job_view = model.take(session)
+    assert {rank.output_age_s for rank in job_view.ranks} == {None}
+    assert text_of(legend(Glyphs(), job_view.ranks)) == "x killed"
 
 
 def test_a_hang_counts_while_no_status_arrives(later: Any) -> None:
@@ -270,7 +270,7 @@ GLYPHS = Glyphs()
 SINCE = 100.0
 
 
-def launching(*hosts: HostView) -> Snapshot:
+def launching(*hosts: HostView) -> JobView:
     session = recorded.RecordedSession()
     session.hosts = {host.name: host for host in hosts}
     return dataclasses.replace(take(session), bringing_up=True)
@@ -294,8 +294,8 @@ SYNCS = host("n3", "connecting", {"connect": 88.0, "sync": 97.0}, "412 of 1,204 
 REFUSED = host("n4", "failed", {"resolve": 88.0, "connect": 88.1}, error="connection refused")
 
 
-def launch_lines(snapshot: Snapshot, width: int, glyphs: Glyphs = GLYPHS) -> list[Row]:
-    return [row for _, row in launch_rows(snapshot, width, glyphs, SINCE)]
+def launch_lines(job_view: JobView, width: int, glyphs: Glyphs = GLYPHS) -> list[Row]:
+    return [row for _, row in launch_rows(job_view, width, glyphs, SINCE)]
 
 
 def test_each_host_shows_its_stages_with_what_they_took() -> None:
@@ -315,13 +315,13 @@ def test_each_host_shows_its_stages_with_what_they_took() -> None:
 
 
 def test_nothing_is_green_before_it_is_done() -> None:
-    snapshot = launching(IMPORTS, READY)
+    job_view = launching(IMPORTS, READY)
     for width in (60, 150):
-        imports, ready = launch_lines(snapshot, width)
+        imports, ready = launch_lines(job_view, width)
         assert (imports[0][1], ready[0][1]) == ("start", "ok")
-    assert [is_up(node, snapshot) for node in snapshot.nodes] == [False, True]
+    assert [is_up(node, job_view) for node in job_view.nodes] == [False, True]
     # Attached to a job, a link that is up is all there is.
-    attached = dataclasses.replace(snapshot, bringing_up=False)
+    attached = dataclasses.replace(job_view, bringing_up=False)
     assert [is_up(node, attached) for node in attached.nodes] == [True, True]
 
 

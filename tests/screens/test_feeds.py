@@ -25,7 +25,7 @@ from supervisor.tui.logs import feeds, folded, merged
 from supervisor.tui.logs.feeds import Jump, RankFeed
 from supervisor.tui.logs.folded import FoldedFeed
 from supervisor.tui.logs.merged import MergedFeed
-from supervisor.tui.source import Source
+from supervisor.tui.source import SessionSource
 from supervisor.wording import values
 from tests.fast import log_files
 from tests.screens.logs import (
@@ -429,10 +429,10 @@ async def test_a_flood_is_asked_for_once_a_look(monkeypatch: pytest.MonkeyPatch)
     assert [row.text.split()[1] for row in rows if row and row.who][-6:] == [b"%d" % at for at in range(117, 123)]
 
 
-Made = Callable[[Source, Selection], MergedFeed]
+Made = Callable[[SessionSource, Selection], MergedFeed]
 
 
-def filtered(source: Source, selection: Selection) -> MergedFeed:
+def filtered(source: SessionSource, selection: Selection) -> MergedFeed:
     return MergedFeed(source, dataclasses.replace(selection, filter=RecordFilter(include=("line|later",))))
 
 

@@ -16,7 +16,7 @@ from supervisor.ssh.answers import MalformedAnswer, read_answer
 from supervisor.tui import looks, times
 from supervisor.tui.generations import Run, Runs, bar
 from supervisor.tui.looks import Glyphs
-from supervisor.tui.model import Snapshot, build, take
+from supervisor.tui.model import JobView, build, take
 from supervisor.tui.rows.incident import incident_lines
 from supervisor.tui.rows.series import RANK_KINDS, gpu_wall
 from supervisor.tui.rows.spans import row_width, text_of
@@ -46,15 +46,15 @@ def uneven() -> recorded.RecordedSession:
     return session
 
 
-def columns(snapshot: Snapshot) -> list[Column]:  # type: ignore[type-arg]
-    return rank_columns(GLYPHS, False, 4, rank_vitals(snapshot.ranks))
+def columns(job_view: JobView) -> list[Column]:  # type: ignore[type-arg]
+    return rank_columns(GLYPHS, False, 4, rank_vitals(job_view.ranks))
 
 
 def test_a_table_is_sorted_by_values_and_what_is_unknown_comes_last() -> None:
-    snapshot = take(uneven())
+    job_view = take(uneven())
 
     def order(name: str, falling: bool = False) -> list[int]:
-        return [rank.rank for rank in SortOrder(name, falling).sorted(snapshot.ranks, columns(snapshot))]
+        return [rank.rank for rank in SortOrder(name, falling).sorted(job_view.ranks, columns(job_view))]
 
     assert order("loss") == [3, 0, 2, 1]
     assert order("loss", falling=True) == [2, 0, 3, 1]
@@ -77,10 +77,10 @@ def test_one_row_without_values_hides_no_column() -> None:
 def test_a_silent_rank_counts_as_alive() -> None:
     session = recorded.many(1, 4)
     session.status["nodes"][0]["ranks"][2]["state"] = "silent"
-    snapshot = take(session)
+    job_view = take(session)
     ranks = next(column for column in node_columns(GLYPHS, False, 0, 4) if column.name == "ranks")
-    assert ranks.text(snapshot.nodes[0]) == "4/4"
-    assert "4/4 ranks" in text_of(alert_rows(snapshot, 0.0, 120, GLYPHS)[0])
+    assert ranks.text(job_view.nodes[0]) == "4/4"
+    assert "4/4 ranks" in text_of(alert_rows(job_view, 0.0, 120, GLYPHS)[0])
 
 
 def test_every_state_has_a_look() -> None:
@@ -90,8 +90,8 @@ def test_every_state_has_a_look() -> None:
 
 
 def test_the_name_of_the_sorted_column_is_marked_and_has_its_place() -> None:
-    snapshot = take(uneven())
-    table = Table(columns(snapshot), 120, GLYPHS)
+    job_view = take(uneven())
+    table = Table(columns(job_view), 120, GLYPHS)
     head = text_of(table.head(SortOrder("loss", True)))
     assert "loss▼" in head
     assert len(head) == len(text_of(table.head()))
@@ -104,10 +104,10 @@ def test_the_name_of_the_sorted_column_is_marked_and_has_its_place() -> None:
 
 
 def test_a_filter_finds_text_in_any_cell() -> None:
-    snapshot = take(uneven())
+    job_view = take(uneven())
 
     def found(needle: str) -> list[int]:
-        return [rank.rank for rank in matching(snapshot.ranks, columns(snapshot), needle)]
+        return [rank.rank for rank in matching(job_view.ranks, columns(job_view), needle)]
 
     assert (found("N001"), found("running"), found("nothing of that")) == ([2, 3], [0, 1, 2, 3], [])
 
@@ -229,7 +229,7 @@ async def test_the_only_pane_says_so() -> None:
             assert body(await press(app, pilot, "Z")) == body(before)
 
 
-def snapshot(nodes: int = 4, *, gpus: bool = True) -> Snapshot:
+def job_view(nodes: int = 4, *, gpus: bool = True) -> JobView:
     return take(recorded.measured(recorded.many(nodes, 4), gpus=gpus))
 
 
@@ -245,7 +245,7 @@ def test_bytes_in_short(used: float | None, total: float | None, text: str) -> N
 
 
 def test_columns_are_there_only_where_something_is_known() -> None:
-    cpu, gpu = snapshot(gpus=False), snapshot()
+    cpu, gpu = job_view(gpus=False), job_view()
     assert [column.name for column in rank_vitals(cpu.ranks)] == ["loss", "rate", "lag", "cpu", "rss", "old"]
     assert [column.name for column in rank_vitals(gpu.ranks)] == [
         *("loss", "rate", "lag", "gpu%", "gpu mem", "temp", "power", "old")
@@ -275,7 +275,7 @@ def _draw_status(status: Any) -> None:
     newest(shown)
 
 
-SHOWN = snapshot()
+SHOWN = job_view()
 
 
 STARTED = next(event for event in recorded.load("failed_4x2").events if event["type"] == "generation_started")
@@ -298,7 +298,7 @@ def test_what_passes_the_gate_can_be_drawn(case: str) -> None:
 
 
 def test_old_values_are_dim_and_say_how_old_they_are() -> None:
-    shown = snapshot()
+    shown = job_view()
     fresh, old = shown.nodes[0], shown.nodes[-1]
     columns = {column.name: column for column in node_vitals(shown.nodes, GLYPHS)}
     assert (columns["cpu"].cell(fresh)[0][1], columns["cpu"].cell(old)[0][1]) == ("text", "off")

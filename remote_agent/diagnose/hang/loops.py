@@ -41,7 +41,7 @@ class Loop:
     frames: tuple[LoopFrame, ...]
     """What all its stacks have in common, the outermost function first."""
     seconds: float
-    """For how long it has been observed."""
+    """The time for which it has been observed."""
     waits: Mapping[int, Wait]
     """What other ranks wait for until it arrives."""
 

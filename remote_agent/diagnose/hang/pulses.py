@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any, Optional, TypedDict
 if TYPE_CHECKING:
     from remote_agent.wire.documents import SourceExcerpt
 
-# Share of a processor: more than an idle interpreter with its threads uses, less than any work.
+# An idle interpreter with its threads uses a smaller share of a processor than this, any work a larger one.
 BUSY_SHARE = 0.03
-# What timers and logs of an idle process may read and write per second.
+# Timers and logs of an idle process read and write at most this much per second.
 BUSY_BYTES_PER_S = 16_384
-# What stores and loggers send per second as keepalives; a process that polls a service sends more.
+# Stores and loggers send at most this much per second as keepalives; a process that polls a service sends more.
 BUSY_SENT_PER_S = 4096
-# How often a waiting thread wakes up to check the time, in all and per second. Each collective wakes it at least once.
+# A waiting thread wakes up at most this often to check the time. Each collective wakes it at least once.
 WAKES, WAKES_PER_S = 3, 0.2
 
 STOPPED, UNRESPONSIVE, IDLE = "stopped", "unresponsive", "idle"
-# What an exception ended, in addition to "a thread" and the like of a traceback.
+# The part of a failure is this if an exception ended the script; tracebacks name "a thread" and the like.
 SCRIPT = "the script"
 
 
@@ -152,33 +152,33 @@ def idleness(before: Pulse, now: Pulse) -> str | None:
 
 
 def is_stopped(before: Pulse, now: Pulse) -> bool:
-    """Whether it is stopped; a process that only has a limited share of a processor still progresses."""
+    """Return whether it is stopped; a process that only has a limited share of a processor still progresses."""
     return bool(now["state"] == before["state"] == "T") and not _computes(before, now)
 
 
 def is_busy(before: Pulse, now: Pulse) -> bool:
-    """Whether it is known to be active: it works, or its main thread has moved."""
+    """Return whether it is known to be active: it works, or its main thread has moved."""
     return is_working(before, now) or bool(before["stack"] and now["stack"] and before["stack"] != now["stack"])
 
 
 def is_working(before: Pulse, now: Pulse) -> bool:
-    """Whether it computes, reads, writes, or reaches further collectives or steps."""
+    """Return whether it computes, reads, writes, or reaches further collectives or steps."""
     return _computes(before, now) or _transfers(before, now) or _progresses(before, now)
 
 
 def only_computes(before: Pulse, now: Pulse) -> bool:
-    """Whether its main thread ran in both pulses, and in between it read, wrote, printed and reached nothing."""
+    """Return whether its main thread ran in both pulses, and in between it read, wrote, printed and reached nothing."""
     runs = before["state"] == now["state"] == "R" and _computes(before, now)
     return runs and not _transfers(before, now) and not _progresses(before, now)
 
 
 def has_stepped(before: Pulse, now: Pulse) -> bool:
-    """Whether it has printed another step, or another loss if it prints no steps."""
+    """Return whether it has printed another step, or another loss if it prints no steps."""
     return bool(now["step"] != before["step"])
 
 
 def may_receive(before: Pulse, now: Pulse) -> bool:
-    """Whether its connections carry much data, or are not known yet."""
+    """Return whether its connections carry much data, or are not known yet."""
     is_known = before["stack"] or before["deaf"]
     return not is_known or _sent(before, now) > BUSY_BYTES_PER_S * (now["t"] - before["t"])
 
@@ -189,7 +189,7 @@ def _computes(before: Pulse, now: Pulse) -> bool:
 
 def _transfers(before: Pulse, now: Pulse) -> bool:
     seconds = now["t"] - before["t"]
-    # D: in a read or write of the kernel.
+    # In state D, the process is in a read or write of the kernel.
     if now["state"] == "D" or now["io"] - before["io"] > BUSY_BYTES_PER_S * seconds:
         return True
     return bool(_sent(before, now) > BUSY_SENT_PER_S * seconds)
@@ -201,7 +201,7 @@ def _sent(before: Pulse, now: Pulse) -> int:
 
 
 def _progresses(before: Pulse, now: Pulse) -> bool:
-    """Whether it has begun further collectives, or printed another step."""
+    """Return whether it has begun further collectives, or printed another step."""
     earlier = {name: group["last"] for name, group in before["groups"].items()}
     # The count starts again in a new group.
     is_further = any(group["last"] != earlier.get(name) for name, group in now["groups"].items())
@@ -209,7 +209,7 @@ def _progresses(before: Pulse, now: Pulse) -> bool:
 
 
 def _wakes_often(before: Pulse, now: Pulse) -> bool:
-    """Whether its main thread goes to sleep more often than a thread that only waits."""
+    """Return whether its main thread goes to sleep more often than a thread that only waits."""
     if now["sleeps"] is None or before["sleeps"] is None:
         return False
     return bool(now["sleeps"] - before["sleeps"] > WAKES + WAKES_PER_S * (now["t"] - before["t"]))

@@ -49,11 +49,11 @@ if TYPE_CHECKING:
 # A main thread can run on for a while with what a failed thread had prepared; a later stall has another cause.
 LATE_S = 600.0
 MESSAGE_CHARS = 80
-# Of each kind of evidence.
+# This limits the lines of each kind of evidence.
 MAX_LINES = 12
-# Places of which an incident keeps the lines of the script.
+# An incident keeps the lines of the script at this many places.
 MAX_SOURCES = 3
-# Addresses named in one sentence.
+# One sentence names at most this many addresses.
 MAX_ENDS = 3
 
 EXITED, BEHIND, UNANSWERED = "exited", "behind", "unanswered"
@@ -64,11 +64,11 @@ class Unanswered:
     """The ranks whose connection attempts get no answer, and the connections of the other ranks."""
 
     attempts: Mapping[int, Sequence[str]]
-    """By rank: addresses that had not answered in either pulse."""
+    """The addresses that had not answered a rank in either pulse."""
     reached: Mapping[int, Sequence[str]]
-    """By rank: addresses that it is connected to."""
+    """The addresses to which a rank is connected."""
     addresses: Mapping[int, Sequence[str]]
-    """By the rank that reports them: its node's own addresses."""
+    """The addresses of a node, by the rank that reports them."""
 
     @property
     def is_outside(self) -> bool:
@@ -136,7 +136,7 @@ class Stall:
     parting: Parting | None = None
     """The first collective that ranks called differently."""
     finished: Mapping[int, str] = dataclasses.field(default_factory=dict)
-    """Where all ranks wait for the same collective: the last one that each of them finished."""
+    """The last collective that each rank finished, if all of them wait for the same one."""
     unanswered: Unanswered | None = None
     """Connection attempts of waiting ranks that get no answer."""
 
@@ -148,7 +148,7 @@ class Stall:
 
     @property
     def age_s(self) -> float:
-        """For how long it has lasted, as far as the ranks know: in a mismatch every rank waits for the others."""
+        """The time for which it has lasted, as far as the ranks know: in a mismatch every rank waits for the others."""
         if not self.waits:
             return 0.0
         return max(wait.age_s for wait in self.waits.values()) if self.kind == "mismatch" else self.first.age_s
@@ -172,7 +172,7 @@ def _sources(stall: Stall, now: Mapping[int, Pulse]) -> dict[str, SourceExcerpt]
     """Return the lines of the script by place, those of the missing ranks first."""
     sources: dict[str, SourceExcerpt] = {}
     for rank in sorted(stall.where, key=lambda rank: (rank not in stall.missing, rank)):
-        # An agent of an older version sends none.
+        # An agent of an older version sends no source.
         source = now[rank].get("source")
         if source and len(sources) < MAX_SOURCES:
             sources.setdefault(stall.where[rank], source)
@@ -262,7 +262,7 @@ def collectives(now: Mapping[int, Pulse]) -> int:
 
 
 def is_suspect(before: Mapping[int, Pulse], now: Mapping[int, Pulse]) -> bool:
-    """Whether the stacks of these ranks are worth a look: one of them waits, or all are idle."""
+    """Return whether the stacks of these ranks are worth a look: one of them waits, or all are idle."""
     both = now.keys() & before.keys()
     if _waits(before, now):
         return True

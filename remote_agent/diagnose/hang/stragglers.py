@@ -19,7 +19,7 @@ from remote_agent.text.names import name_ranks
 if TYPE_CHECKING:
     from remote_agent.diagnose.hang.pulses import Pulse
 
-# Share of the time that the others wait for a straggler. gloo computes on the processors that do everything else, too.
+# The others wait this share of the time for a straggler. gloo computes on the processors that all else uses too.
 SHARE, SHARE_OF_GPUS = 0.5, 0.2
 # An evaluation or a checkpoint does not make a rank slow: the longest waits are ignored, and others must be left.
 IGNORED, FEWEST = 2, 4
@@ -31,7 +31,7 @@ class Straggler:
 
     node: str
     rank: int | None
-    """None: all ranks of the node."""
+    """The slow rank; None: all ranks of the node."""
     ranks: tuple[int, ...]
     newest: int
     """The number of the last collective that was compared."""

@@ -60,7 +60,7 @@ class Mismatch(NamedTuple):
 
 
 def gave_up(text: str) -> bool:
-    """Whether the watchdog of the rank that wrote this has given up."""
+    """Return whether the watchdog of the rank that wrote this has given up."""
     return _GAVE_UP.search(text) is not None
 
 

@@ -35,7 +35,7 @@ class Category(NamedTuple):
     """A kind of failure."""
 
     name: str
-    """For people."""
+    """The name that people see."""
     hint: str
     """What to do next."""
 

@@ -40,7 +40,7 @@ COLLECTIVES = (
 RENDEZVOUS = (
     primary(
         "port_in_use",
-        # Not NCCL's RAS service: all jobs of a host share its port, and NCCL runs without it.
+        # NCCL's RAS service is excluded: all jobs of a host share its port, and NCCL runs without it.
         r"(?m:^(?!.*ras/(?<!\wras/)).*Address already in use)",
         "EADDRINUSE",
         "Only one usage of each socket address",
@@ -89,7 +89,7 @@ CONNECTIONS = (
         "DistBackendError.*(?:store|Socket)",
     ),
 )
-# For an exception whose words no signature knows: what is raised by torch's packages under such names.
+# torch's packages raise such classes; they count if no signature knows the words of the exception.
 CLASSES = (
     neutral("other", r"^torch\.[\w.]*\.(?:Child|Process)\w*(?:Error|Exception)$"),
     secondary("signal_preempted", r"^torch\.distributed\.[\w.]*Signal\w*$"),

@@ -15,11 +15,11 @@ from remote_agent.diagnose.signatures.signature import (
     secondary,
 )
 
-# A server's words about a worker, by the expression for its name, and before it kills itself.
+# A server prints these about a worker, with the expression for its name, and before it kills itself.
 WORKER_DIED = "Worker ?[Pp]roc {} died unexpectedly"
 KILLS_ITSELF = "Received sigquit from a child process"
 
-# What ended the job from outside.
+# These ended the job from outside.
 ENDED = (
     primary(
         "signal_preempted",
@@ -44,7 +44,7 @@ ENDED = (
         *("SignalException", "KeyboardInterrupt", r"got signal: (?:15|2)\b"),
     ),
 )
-# What says that a process failed, and not why.
+# These say that a process failed, but not why.
 EXITED = (
     neutral(
         "user_exception",

@@ -15,7 +15,7 @@ MEMORY = (
         title="NCCL could not allocate GPU memory",
         hint="leave 1-2 GB of GPU memory free; call empty_cache() before a checkpoint gathers tensors",
     ),
-    # Not the host's memory: the limit on locked memory is too low.
+    # The limit on locked memory is too low; the host has enough memory.
     primary("nccl_network", r"ibv_(?:modify_qp|create_\w+|reg_\w+) failed"),
 )
 ERRORS = (

@@ -19,7 +19,7 @@ FILES = (
     ),
     primary(
         "checkpoint_corrupt",
-        # Not each UnpicklingError: it may only mean that a class is not allowed.
+        # UnpicklingError alone is not enough: it may only mean that a class is not allowed.
         *("failed finding central directory", "PytorchStreamReader failed", "invalid load key"),
         *("pickle data was truncated", "pickle exhausted", "unpickling stack underflow", "SafetensorError"),
         *("archive is corrupted", "BadZipFile", "Ran out of input"),
@@ -32,7 +32,7 @@ FILES = (
         *(r"\bImportError\b", "ZipImportError", r"metadata\.PackageNotFoundError"),
         "No module named",
         *("PermissionError", "Permission denied"),
-        # Python's, and that of the loader of programs.
+        # Python prints the first, the program loader the second.
         *(rf"{word}: \S+: cannot open shared object file" for word in ("OSError", "loading shared libraries")),
     ),
 )
@@ -55,7 +55,7 @@ GENERIC_ERRORS = (
     generic("user_exception", "There are not enough slots available in the system"),
     # Includes a traceback that a log service has joined into one line.
     generic("user_exception", "can't open file '", "No such file or directory: '", r"Traceback \(m.{,22}: +File "),
-    # The last line of a traceback whose beginning is not in the text. No RuntimeError: it can mean anything.
+    # This is the last line of a traceback whose beginning is missing. RuntimeError is left out: it can mean anything.
     generic(
         "user_exception",
         r"(?m)^(?:\[(?:rank|default)?\d+\]: ?)?(?:Attribute|Type|Value|Key|Index|Name|Assertion|ZeroDivision"
@@ -64,7 +64,7 @@ GENERIC_ERRORS = (
 )
 
 _ERRNO = re.compile(r"\[Errno (\d+)\]")
-# By error number of Linux.
+# The keys are error numbers of Linux.
 _ERRNO_HINTS = {
     2: "the path does not exist on this node: check the path, and that the file system is mounted there",
     5: "the disk or the network file system failed: check the node's kernel log (dmesg -T)",

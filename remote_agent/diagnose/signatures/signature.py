@@ -14,7 +14,7 @@ from typing import TypedDict
 
 from remote_agent.text.names import read_number
 
-# What a match says about the rank that printed it: PRIMARY may be the cause; GENERIC may be the cause where nothing is
+# A role says what a match means for the rank: PRIMARY may be the cause; GENERIC may be the cause where nothing is
 # more specific; SECONDARY usually marks a rank that failed as a consequence; NEUTRAL wraps a reason printed elsewhere.
 PRIMARY, GENERIC, SECONDARY, NEUTRAL = "primary", "generic", "secondary", "neutral"
 
@@ -69,7 +69,6 @@ def _signature(role: str, category: str, *texts: str, title: str = "", hint: str
     return Signature(category, role, texts, title, hint)
 
 
-# One function a role.
 primary = functools.partial(_signature, PRIMARY)
 generic = functools.partial(_signature, GENERIC)
 secondary = functools.partial(_signature, SECONDARY)
@@ -83,7 +82,7 @@ def killed_by(signal: str, word: str, category: str, *also: str, role: str = PRI
 
 def _printed_for(name: str, word: str) -> tuple[str, ...]:
     number = signals.Signals[name].value
-    # The lowest byte of a negative code, but for 255 and 254, with which programs say that something failed.
+    # The last code is the lowest byte of a negative one. Programs exit with 255 and 254 for other failures.
     codes = "|".join([f"-{number}", str(128 + number), *([str(256 - number)] if number > 2 else [])])
     return (
         rf"Signal {number} \({name}\)",

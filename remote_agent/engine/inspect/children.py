@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Tree = Mapping[int, "list[int]"]
-# For one rank: more would add nothing new.
+# This is the limit for one rank; more children would add nothing new.
 MAX_CHILDREN = 64
 # One stack takes about 20 ms.
 SPY_S = 2.0
@@ -185,7 +185,7 @@ def as_faulthandler(dump: str) -> str:
             blocks.append((thread["name"] or "?", []))
             is_own = True
         elif frame is not None and blocks and is_own:
-            # Python's format has no class names.
+            # Stacks in Python's format have no class names.
             name = frame["name"].rpartition(".")[2]
             blocks[-1][1].append(f'  File "{frame["file"]}", line {frame["line"]} in {name}')
             # The frames below belong to the parent at the time of the fork.

@@ -35,21 +35,21 @@ if TYPE_CHECKING:
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)')
 _TICKS = os.sysconf("SC_CLK_TCK")
-# Functions with which torch wraps its collectives.
+# torch wraps its collectives with these functions.
 _WRAPPERS = ("wrapper", "inner", "_fn")
 # In these modules Python waits for another thread, task or process.
 _PARKED = ("threading.py", "queue.py", "selectors.py")
-# How many of the newest collectives get their times reported.
+# The times of at most this many of the newest collectives are reported.
 MAX_CAME = 128
-# How many children and unresponsive ranks of this node are looked at each time.
+# At most this many children and unresponsive ranks of this node are inspected each time.
 MAX_SPIED = 16
 MAX_KINDS = 4
-# Parts of torch.distributed that compute for long; their waiting happens in distributed_c10d.py.
+# These parts of torch.distributed compute for long; they wait in distributed_c10d.py.
 _WORKSHOPS = ("checkpoint/", "fsdp/", "optim/")
 _PICKLES = ("_object_to_tensor", "_tensor_to_object")
-# Of a recursion the outermost frames are enough.
+# If a function calls itself, the outermost frames are enough.
 MAX_FRAMES = 16
-# Lines of the script before and after the one at which a rank is.
+# This many lines of the script are shown before and after the line at which a rank is.
 SOURCE_LINES = 4
 SOURCE_CHARS = 120
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")

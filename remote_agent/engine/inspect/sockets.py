@@ -21,10 +21,10 @@ ANY_STATE = 0xFFF
 INFO = 2
 CONNECTED, CONNECTING, LISTENING = "01", "02", "0A"
 ERROR, DONE = 2, 3
-# Offset of the inode in the kernel's inet_diag_msg, its length, and offset of the byte counts in tcp_info.
+# These are the offset of the inode in the kernel's inet_diag_msg, its length, and the offset of the counts in tcp_info.
 INODE_AT, MESSAGE_BYTES, COUNTS_AT = 68, 72, 120
 BUFFER_BYTES = 1 << 16
-# For one process: in a large group a rank has a connection to each of the others.
+# The number is limited for each process: in a large group, a rank has a connection to each of the others.
 MAX_ENDS = 64
 # The kernel answers at once.
 WAIT_S = 0.5

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from remote_agent.engine.boot_dir import BootDirectory
     from remote_agent.wire.answers import ChildStack, RankStacks
 
-# For all live ranks together: the other nodes wait meanwhile.
+# All live ranks together get this long, because the other nodes wait meanwhile.
 COLLECT_S = 1.5
 ANSWER_BYTES = 64 * 1024 * 1024
 SAVED = ("stacks.txt", "flight.json")
-# What a worker server calls its recorders; of one line the first that it has: torch 2.4 has the pickle alone.
+# A worker server has recorders with these names; the first of a line is used. torch 2.4 has only the pickle.
 RECORDERS = (("fr_trace_json",), ("dump_nccl_trace_json", "dump_nccl_trace_pickle"))
-# The handler that lists all, and the one for stacks, which torch 2.4 lacks.
+# The first handler lists all handlers; the second one returns stacks, and torch 2.4 lacks it.
 LIST, STACKS = "", "dump_traceback"
 _read_names = reader(list[str])
 # A file's time is that of the kernel's last tick.

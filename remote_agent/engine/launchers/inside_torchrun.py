@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 JOIN_S = 5.0
-# Beyond the workers' own grace: SIGKILL, and the kernel's time for it.
+# In addition to the grace period of the workers, SIGKILL and the kernel need time.
 END_S = KILL_S + SWEEP_S + 5.0
 
 

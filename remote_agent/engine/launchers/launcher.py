@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from remote_agent.wire.answers import RankStacks, StartedWorkers, StoppedWorkers
     from remote_agent.wire.documents import RankExit
 
-# After SIGKILL: a process that stays longer is stuck in the kernel.
+# A process that stays longer after SIGKILL is stuck in the kernel.
 KILL_S = 10.0
 SWEEP_S = 2.0
 STUCK_HINT = "it is stuck in the kernel: look at dmesg"

@@ -115,7 +115,7 @@ class TorchAgentGroup(WorkerGroup):
         self._error = ""
         """The message with which torch's agent failed."""
         self._asked_ns: int | None = None
-        """When we first signalled torch's agent: we caused what it does from then on."""
+        """The time when we first signalled torch's agent: we caused what it does from then on."""
 
     def answer(self) -> StartedWorkers:
         agent: StartedProcess = {"pid": self._agent.pid, "started": self._agent.started}

@@ -18,7 +18,7 @@ from remote_agent.engine import torch_api
 from remote_agent.engine.order import Order, rank_files
 from remote_agent.wire import read_conf
 
-# torch's own default for the static backend (LaunchConfig).
+# This is torch's default for the static backend (LaunchConfig).
 STATIC_TIMEOUT_S = "900"
 
 
@@ -120,7 +120,7 @@ def run(order: Order, command: list[str], worker_env: dict[str, str], wire: int)
         torch_api.launch(launch_settings(order), order.numa_binding, command[0], args)
     except torch_api.ChildFailedError:
         return 1
-    except Exception as error:  # whatever torch's rendezvous raises
+    except Exception as error:  # torch's rendezvous may raise anything
         first_line = str(error).partition("\n")[0]
         _send(wire, "trouble", message=f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__)
         raise

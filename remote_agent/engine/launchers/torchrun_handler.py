@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 BACKEND = "supervisor"
 # The coordinator's agent first reports to all others how the job ended.
 AGENT_S = 15.0
-# torch's default before it had --shutdown-timeout.
+# This was torch's default before it had --shutdown-timeout.
 GRACE_S = 30.0
 EXITS = {"succeeded": 0, "removed": 0, "stopped": 4}
 
@@ -179,7 +179,7 @@ class GenerationFiles(torch_api.LogsSpecs):
         """Return the files; a stream that would only go to the console also goes to a file in our directory."""
         work = self._handler.work
         for env in envs.values():
-            # The same number on every node. torch removes the files of an earlier attempt with that number.
+            # The number is the same on every node. torch removes the files of an earlier attempt with that number.
             env["TORCHELASTIC_RESTART_COUNT"] = str(work.order.restart_count)
         files = self._requested.reify(envs)
         for local_rank, env in envs.items():
@@ -188,7 +188,7 @@ class GenerationFiles(torch_api.LogsSpecs):
             _keep(directory / "stderr.log", local_rank, files.stderrs, files.tee_stderrs)
             _keep(directory / "error.json", local_rank, files.error_files, None)
             env["TORCHELASTIC_ERROR_FILE"] = files.error_files[local_rank]
-            # Only variables that operators have set during the job; the others come from torchrun.
+            # These are variables that operators have set during the job; the others come from torchrun.
             env.update(work.order.env)
             environment = {**os.environ, **env}
             env.update(rank_files(directory, environment))
@@ -213,7 +213,7 @@ def _keep(ours: Path, local_rank: int, files: dict[int, str], tee: dict[int, str
 def make_handler(run_id: str, begin: Begin) -> SupervisorHandler:
     """Return the handler of this torchrun, and make torch use our agent class next."""
     for stream in (sys.stdout, sys.stderr):
-        # Without a terminal the workers' lines would stay in a buffer, and get lost with torchrun.
+        # Without a terminal, the lines of the workers would stay in a buffer and be lost with torchrun.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)
     # torch creates the agent right after its handler.

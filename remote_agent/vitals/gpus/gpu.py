@@ -28,7 +28,7 @@ class Gpu(TypedDict):
     power_limit: float | None
     """Both in watts."""
     clock: float | None
-    """Of the processors, in MHz."""
+    """The clock of the processors, in MHz."""
     ecc: int | None
     """Uncorrected errors since the node's start."""
     xid: int | None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 EVERY_S = 5.0
 DEADLINE_S = 10.0
 _MIB = 1 << 20
-# The column's name, our name, the factor; None for text.
+# Each entry has the column's name, our name, and the factor (None for text).
 _QUERY = (
     ("index", "index", 1),
     ("uuid", "uuid", None),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Each has `may_be_here`, which is cheap, and `open_reader`. The first tool that finds GPUs is used.
+# Each tool has `may_be_here`, which is cheap, and `open_reader`. The first tool that finds GPUs is used.
 TOOLS = (nvml, nvidia_smi, amdgpu)
 # A driver in trouble may be slow; after this the reader is killed and started again later.
 ANSWER_S = 15.0

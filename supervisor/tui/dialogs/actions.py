@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from remote_agent.wire.documents import ReplyEntry, RequestReply
     from supervisor.tui.model import NodeRow
     from supervisor.tui.shell import Level, Shell
-    from supervisor.tui.source import Source
+    from supervisor.tui.source import SessionSource
     from supervisor.tui.terminal import Lent
 
 PROBLEMS: Final = (SupervisorError, WireError, OSError, asyncio.TimeoutError)
 _OUTSIDE: Final = ("removed", "spare", "lost", "failed", "")
 _ENDS: Final = "an unhandled signal ends the process, and the group restarts"
-# Name, what it is for, what happens to the process of the rank.
+# Each entry has the name, the purpose, and the effect on the process of the rank.
 SIGNALS: Final = (
     ("USR1", "many scripts save a snapshot on it; a script without a handler ends", _ENDS),
     ("TERM", "ask the process to exit; the group restarts", _ENDS),
@@ -61,13 +61,13 @@ class RankSet(NamedTuple):
 
 
 def offered(own: Sequence[Command] = ()) -> list[Action]:
-    """The actions of the menu: those that change something, the question for stacks, and the user's commands."""
+    """Return the actions of the menu: those that change something, the question for stacks, and the user's commands."""
     ours = (action for action in ACTIONS if action.key and action.op and (changes(action) or action.op == "stacks"))
     return [*ours, *own]
 
 
 def changes(action: Action) -> bool:
-    """Whether it changes the job or acts on the nodes; refused with --read-only."""
+    """Return whether it changes the job or acts on the nodes; refused with --read-only."""
     return action.destructive or action.op in ("keep", "shell", "forward")
 
 
@@ -77,7 +77,7 @@ def _named(action: Action, names: Sequence[str]) -> str:
 
 
 def _result_facts(results: Mapping[str, ReplyEntry]) -> list[tuple[str, str]]:
-    """What each node or rank answered."""
+    """Return what each node or rank answered."""
     return [(name, f"{one['message']}  {one.get('hint') or ''}".strip()) for name, one in results.items()]
 
 
@@ -109,13 +109,13 @@ class ActionDialogs:
         self._shell.push_screen(Menu(title, items), chosen)
 
     def _item(self, action: Action, target: Target) -> MenuItem:
-        snapshot = self._shell.snapshot
+        job_view = self._shell.job_view
         off = self._obstacle(action)
         if isinstance(action, Command):
             letter = keys.display(action.key)
             return MenuItem(action.id, letter if len(letter) == 1 else "", action.label, action.help, off)
-        if not off and not snapshot.state:
-            off = "the job cannot be reached" if snapshot.problem else "still connecting to the job"
+        if not off and not job_view.state:
+            off = "the job cannot be reached" if job_view.problem else "still connecting to the job"
         elif not off and action.scope == "node" and not self._candidates(action):
             off = "no eligible node"
         note = action.help
@@ -128,15 +128,15 @@ class ActionDialogs:
             return "this supervisor is read-only"
         # A command on this machine needs no job that runs.
         is_of_job = changes(action) or not isinstance(action, Command)
-        return "the job has ended" if self._shell.snapshot.ended and is_of_job else ""
+        return "the job has ended" if self._shell.job_view.ended and is_of_job else ""
 
     def _name(self, target: Target) -> str:
         if target.rank is not None:
             return f"rank {target.rank} on {target.node}"
-        return target.node or self._shell.snapshot.job or "the job"
+        return target.node or self._shell.job_view.job or "the job"
 
     def _candidates(self, action: Action) -> list[NodeRow]:
-        nodes = self._shell.snapshot.nodes
+        nodes = self._shell.job_view.nodes
         if action.op == "add":
             return [node for node in nodes if node.state in _OUTSIDE and not node.ranks]
         if action.op in ("cordon", "uncordon"):
@@ -147,9 +147,9 @@ class ActionDialogs:
         return [node for node in nodes if node.state in ("running", "ready")]
 
     def _targets(self, action: Action, target: Target) -> tuple[str, ...]:
-        """The nodes to which a verb applies: the marked ones if there are any, otherwise the selected one."""
+        """Return the nodes to which a verb applies: the marked ones if there are any, otherwise the selected one."""
         eligible = {row.name for row in self._candidates(action)}
-        marked = [name for name in self._shell.preferences.nodes if name in self._shell.snapshot.nodes_by_name]
+        marked = [name for name in self._shell.preferences.nodes if name in self._shell.job_view.nodes_by_name]
         if marked and action.applies_to_several:
             return tuple(name for name in marked if name in eligible)
         return (target.node,) if target.node in eligible else ()
@@ -161,7 +161,7 @@ class ActionDialogs:
         if obstacle := self._obstacle(action):
             self._warn(f"{action.label}: {obstacle}")
         elif action.op == "sync":
-            # Exclusive: the key may be pressed again while a large tree is read.
+            # The worker is exclusive because the key may be pressed again while a large tree is read.
             self._shell.run_worker(self._offer_sync(action), exit_on_error=False, exclusive=True, group="edited")
         elif action.choices:
             self._choose_value(action)
@@ -211,7 +211,7 @@ class ActionDialogs:
             return
         target = Target(node, target.rank)
         try:
-            variables = command.variables(self._shell.snapshot, node, target.rank)
+            variables = command.variables(self._shell.job_view, node, target.rank)
         except LookupError as error:
             self._warn(f"{command.label}: {error}")
             return
@@ -243,9 +243,9 @@ class ActionDialogs:
         self._run_on_terminal(command, use)
 
     def _one_node(self, action: Action, target: Target) -> str | None:
-        """The selected node; otherwise a notice, and None."""
-        rows = self._shell.snapshot.nodes
-        # Of a whole job that has one node, that is meant.
+        """Return the selected node; otherwise a notice, and None."""
+        rows = self._shell.job_view.nodes
+        # If the whole job is selected and has one node, that node is meant.
         node = target.node or (rows[0].name if len(rows) == 1 else None)
         if node is None:
             self._warn(f"{action.label}: select a node or a rank")
@@ -317,15 +317,15 @@ class ActionDialogs:
     def _ask_when(self, action: Action, choice: actions.Choice) -> None:
         """Ask whether to set a value for the next restart, or to restart the group with it now."""
         action = dataclasses.replace(action, label=f"{action.label} {choice.label}")
-        snapshot, status = self._shell.snapshot, self._shell.source.status
+        job_view, status = self._shell.job_view, self._shell.source.status
         facts = [
-            ("Target", f"job {snapshot.job}"),
+            ("Target", f"job {job_view.job}"),
             ("Effect", action.effect(status, (str(choice),))),
             ("Restart", actions.BY_ID["job.restart"].effect(status, ())),
         ]
         buttons = [DialogButton("cancel", "Cancel"), DialogButton("later", "At the next restart", danger=True)]
         buttons.append(DialogButton("now", "Restart now", danger=True))
-        generation = snapshot.generation
+        generation = job_view.generation
 
         def answered(answer: str | None) -> None:
             if answer in ("later", "now"):
@@ -336,7 +336,7 @@ class ActionDialogs:
 
     def _confirm(self, action: Action, names: tuple[str, ...]) -> None:
         """Show target and effect; send the request once it is confirmed."""
-        snapshot, source = self._shell.snapshot, self._shell.source
+        job_view, source = self._shell.job_view, self._shell.source
         facts = [
             ("Target", self._target_text(action, names)),
             ("Effect", action.effect(source.status, names)),
@@ -345,7 +345,7 @@ class ActionDialogs:
             snapshot_id = str(dict(action.args).get("snapshot", ""))
             facts += plan(str(action.op), names, source.status, source.events, snapshot_id).facts
         yes = _named(action, names)
-        generation = snapshot.generation
+        generation = job_view.generation
 
         def answered(answer: str | None) -> None:
             if answer != "yes":
@@ -354,15 +354,15 @@ class ActionDialogs:
                 self._begin_request(action, names, generation)
 
         dialog: Confirm = Confirm(f"{action.label}?", facts, yes)
-        if action.confirm == 2 and snapshot.job:
-            dialog = ConfirmTyped(f"{action.label}?", facts, yes, snapshot.job)
+        if action.confirm == 2 and job_view.job:
+            dialog = ConfirmTyped(f"{action.label}?", facts, yes, job_view.job)
         self._shell.push_screen(dialog, answered)
 
     def _target_text(self, action: Action, names: tuple[str, ...]) -> str:
-        snapshot = self._shell.snapshot
+        job_view = self._shell.job_view
         if action.scope != "rank":
-            return ", ".join(names) or f"job {snapshot.job}, {count(len(snapshot.ranks), 'rank')}"
-        rows = (snapshot.rank(int(name)) for name in names)
+            return ", ".join(names) or f"job {job_view.job}, {count(len(job_view.ranks), 'rank')}"
+        rows = (job_view.rank(int(name)) for name in names)
         return ", ".join(f"rank {row.rank} on {row.node}" for row in rows if row is not None)
 
     # --- actions on ranks
@@ -379,18 +379,18 @@ class ActionDialogs:
         self._pick(f"{action.label}: which ranks?", lambda: items, lambda key: self._apply(action, sets[key]))
 
     def _marked_ranks(self) -> list[int]:
-        return [rank for rank in self._shell.preferences.ranks if self._shell.snapshot.rank(rank) is not None]
+        return [rank for rank in self._shell.preferences.ranks if self._shell.job_view.rank(rank) is not None]
 
     def _rank_sets(self, target: Target) -> list[RankSet]:
-        """The marked ranks, the selected one, those of its node, all ranks of the job."""
-        snapshot = self._shell.snapshot
-        node = snapshot.nodes_by_name.get(target.node or "")
+        """Return the marked ranks, the selected one, those of its node, all ranks of the job."""
+        job_view = self._shell.job_view
+        node = job_view.nodes_by_name.get(target.node or "")
         sets = [RankSet("m", "marked ranks", self._marked_ranks())]
         if target.rank is not None:
             sets.append(RankSet("r", f"rank {target.rank}", [target.rank]))
         if node is not None:
             sets.append(RankSet("n", f"node {node.name}", [row.rank for row in node.ranks]))
-        everyone = RankSet("a", "the whole job", [row.rank for row in snapshot.ranks])
+        everyone = RankSet("a", "the whole job", [row.rank for row in job_view.ranks])
         return [*(ranks for ranks in sets if ranks.ranks), everyone]
 
     def _apply(self, action: Action, ranks: RankSet) -> None:
@@ -429,7 +429,7 @@ class ActionDialogs:
         elif action.scope == "node" and names:
             args["nodes"] = list(names)
         if action.guarded and generation is not None:
-            # Refused if the group has changed since the user saw it.
+            # The request is refused if the group has changed since the user saw it.
             args["if_generation"] = generation
         title = _named(action, names)
         if action.op == "add":
@@ -550,12 +550,12 @@ class ActionDialogs:
 
     def leave(self) -> None:
         """Ask whether to detach (the default) or to stop the job; exit at once if it has ended."""
-        snapshot, failure = self._shell.snapshot, self._shell.source.failure
+        job_view, failure = self._shell.job_view, self._shell.source.failure
         if not self._shell.has_job:
             self._shell.exit(0)
-        elif snapshot.ended:
-            self._shell.exit(snapshot.exit_status or 0)
-        elif failure is not None and not snapshot.state:
+        elif job_view.ended:
+            self._shell.exit(job_view.exit_status or 0)
+        elif failure is not None and not job_view.state:
             self._shell.exit(int(getattr(failure, "exit_status", 3)))
         elif self._shell.source.launching:
             self._ask_abort()
@@ -563,7 +563,7 @@ class ActionDialogs:
             self._ask_detach()
 
     def _ask_detach(self) -> None:
-        job, stays = self._shell.snapshot.job or "The job", self._shell.job_stays
+        job, stays = self._shell.job_view.job or "The job", self._shell.job_stays
         text = f"{job} continues without this screen. `supervisor attach` opens it again."
         facts = [("", text if stays else f"{job} runs on hosts inside this program and ends with it.")]
         buttons = [
@@ -604,7 +604,7 @@ class StacksDialog(TextDialog):
 
     WIDEST = 132
 
-    def __init__(self, source: Source, ranks: RankSet) -> None:
+    def __init__(self, source: SessionSource, ranks: RankSet) -> None:
         asked = values.clock_ns(int(times.now() * 1e9))[:8]
         text = f"asking {count(len(ranks.ranks), 'rank')}; they keep running"
         super().__init__(f"stacks of {ranks.label}, {asked}", text)

@@ -64,7 +64,7 @@ class Dialog(CellSelection[T], ModalScreen[T], inherit_bindings=False):
         return cast("Chrome", self.app).glyphs.more
 
     def compose(self) -> ComposeResult:
-        """Title and content in a box."""
+        """Yield title and content in a box."""
         with Vertical(id="box") as box:
             box.border_title = Content(clean(self._title))
             box.styles.width = self.inner_width + 6
@@ -80,10 +80,10 @@ class Dialog(CellSelection[T], ModalScreen[T], inherit_bindings=False):
         self.lay_out()
 
     def lay_out(self) -> None:
-        """Fit the content into `inner_width` and the height of the terminal."""
+        """Take as many lines as there is room for."""
 
     def content(self) -> Iterable[Widget]:
-        """The widgets in the box."""
+        """Return the widgets in the box."""
         return ()
 
     def action_cancel(self) -> None:
@@ -95,11 +95,11 @@ class Dialog(CellSelection[T], ModalScreen[T], inherit_bindings=False):
         return super().dismiss(result) if self.is_active else AwaitComplete()
 
     def tick(self) -> None:
-        """Called when the state of the job has changed."""
+        """Update the dialog when the state of the job has changed."""
 
     @property
     def guarded(self) -> bool:
-        """The dialog has only just opened."""
+        """Whether the dialog has only just opened."""
         return time.monotonic() - self._opened_at < GUARD_S
 
 
@@ -134,7 +134,7 @@ class ButtonDialog(Dialog[str]):
         self._focus = focus
 
     def content(self) -> Iterable[Widget]:
-        """Facts as name and text, then the buttons."""
+        """Yield facts as name and text, then the buttons."""
         yield Static(id="facts", markup=False)
         yield from self.extra()
         with Horizontal(id="buttons"):
@@ -142,11 +142,11 @@ class ButtonDialog(Dialog[str]):
                 yield Button(button.label, id=button.id, compact=True, classes="danger" if button.danger else "")
 
     def lay_out(self) -> None:
-        """Rewrap the facts."""
+        """Take as many lines as there is room for."""
         self.query_one("#facts", Static).update(self._text())
 
     def extra(self) -> Iterable[Widget]:
-        """More between the facts and the buttons."""
+        """Return more between the facts and the buttons."""
         return ()
 
     def _text(self) -> str:
@@ -199,7 +199,7 @@ class ConfirmTyped(Confirm):
         self._word = word
 
     def extra(self) -> Iterable[Widget]:
-        """The field for the word."""
+        """Yield the field for the word."""
         yield Static(f"Type {clean(self._word)} to confirm:", id="ask", markup=False)
         field = Input(id="typed", compact=True, select_on_focus=False)
         field.cursor_blink = False
@@ -231,7 +231,7 @@ class ConfirmTyped(Confirm):
             button.press()
 
     def action_nothing(self) -> None:
-        """Here `y` is text."""
+        """Do nothing: here `y` is text."""
 
 
 class RowsDialog(Dialog[None]):
@@ -240,15 +240,15 @@ class RowsDialog(Dialog[None]):
     BINDINGS = [Binding("q,enter", "cancel", show=False)]
 
     def content(self) -> Iterable[Widget]:
-        """A list."""
+        """Yield a list."""
         yield Picker(id="rows")
 
     def rows(self) -> Sequence[Row]:
-        """The rows in `inner_width`."""
+        """Return the rows in `inner_width`."""
         return ()
 
     def lay_out(self) -> None:
-        """Show the rows; the selection stays."""
+        """Take as many lines as there is room for."""
         rows, picker = self.rows(), self.query_one(Picker)
         picker.styles.height = min(len(rows), max(3, self.app.size.height - 6))
         picker.show(range(len(rows)), lambda index: rows[index])
@@ -269,7 +269,7 @@ class TextDialog(RowsDialog):
         self._text = text
 
     def rows(self) -> Sequence[Row]:
-        """The text, wrapped."""
+        """Return the text, wrapped."""
         return [((line, "text"),) for line in wrap(self._text, self.inner_width)]
 
     def on_mount(self) -> None:
@@ -311,7 +311,7 @@ class Menu(Dialog[str]):
         self._items: dict[str, MenuItem] = {}
 
     def content(self) -> Iterable[Widget]:
-        """One line per item."""
+        """Yield one line per item."""
         yield Picker(id="menu")
 
     def on_mount(self) -> None:
@@ -319,12 +319,12 @@ class Menu(Dialog[str]):
         self.tick()
 
     def lay_out(self) -> None:
-        """As many lines as there is room for."""
+        """Take as many lines as there is room for."""
         self.tick()
         self.query_one(Picker).styles.height = min(len(self._items), max(3, self.app.size.height - 6))
 
     def tick(self) -> None:
-        """Update the items."""
+        """Update the dialog when the state of the job has changed."""
         items = list(self._make())
         self._items = {item.id: item for item in items}
         room = max((width_of(item.label) for item in items), default=0)

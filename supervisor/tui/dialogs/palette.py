@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from supervisor.tui.shell import Shell
 
 
-# The longest list of keys, `left right 0 $`, and a space.
+# The longest list of keys is `left right 0 $`; a space follows.
 KEYS_WIDTH: Final = 15
 RANKS_LISTED: Final = 1024
 _EVERYWHERE: Final = ("any", "job")
@@ -57,7 +57,7 @@ class CommandPalette(Dialog[str]):
         self._matching = list(entries)
 
     def content(self) -> Iterable[Widget]:
-        """A field and the entries that match."""
+        """Yield a field and the entries that match."""
         field = Input(id="query", compact=True, placeholder="name of an action, screen, node, rank (r12) or theme")
         field.cursor_blink = False
         yield field
@@ -72,7 +72,7 @@ class CommandPalette(Dialog[str]):
         self._fill()
 
     def lay_out(self) -> None:
-        """As many lines as there is room for."""
+        """Take as many lines as there is room for."""
         self._fill()
         self.query_one(Picker).styles.height = max(3, min(14, self.app.size.height - 7))
 
@@ -110,7 +110,7 @@ class CommandPalette(Dialog[str]):
         self.dismiss(selected if isinstance(selected, str) else None)
 
     def on_click(self, event: events.Click) -> None:
-        """A click outside the box closes it."""
+        """Close the box on a click outside of it."""
         if event.widget is self:
             self.dismiss(None)
 
@@ -125,7 +125,7 @@ class Help(RowsDialog):
         self._sections = sections
 
     def rows(self) -> Sequence[Row]:
-        """Keys and what they do, section by section."""
+        """Return keys and what they do, section by section."""
         rows: list[Row] = []
         for title, entries in self._sections:
             if rows:
@@ -152,14 +152,14 @@ def open_palette(shell: Shell) -> None:
 
 
 def _entries(shell: Shell, screen: str) -> list[PaletteEntry]:
-    snapshot = shell.snapshot
+    job_view = shell.job_view
     bound = [key for key in keys.of(screen, shell.key_table) if key.palette]
     offers = [one for one in offered() if not (shell.read_only and changes(one))] if screen != keys.HOME else []
-    ranks = snapshot.ranks[:RANKS_LISTED]
+    ranks = job_view.ranks[:RANKS_LISTED]
     return [
         *(PaletteEntry(f"key:{k.action}", _titled(k.label), k.help, k.first) for k in bound),
         *(PaletteEntry(f"act:{one.id}", one.label, one.help, f"x {one.key}") for one in offers),
-        *(PaletteEntry(f"node:{node.name}", node.name, f"log of node {node.name}") for node in snapshot.nodes),
+        *(PaletteEntry(f"node:{node.name}", node.name, f"log of node {node.name}") for node in job_view.nodes),
         *(PaletteEntry(f"rank:{row.rank}", f"r{row.rank}", f"log of rank {row.rank} on {row.node}") for row in ranks),
         *(PaletteEntry(f"theme:{name}", name, "theme", "T") for name in sorted(shell.skins)),
     ]
@@ -172,7 +172,7 @@ def _run(shell: Shell, name: str, target: Target) -> None:
     elif kind == "node":
         shell.open_log(Target(value))
     elif kind == "rank":
-        row = shell.snapshot.rank(int(value))
+        row = shell.job_view.rank(int(value))
         shell.open_log(Target(row.node if row else None, int(value)))
     elif kind == "act":
         ActionDialogs(shell).begin(actions.BY_ID[value], target)

@@ -33,7 +33,7 @@ class Ports(NamedTuple):
     """A port of this machine that is to lead to one of a node."""
 
     here: int | None
-    """None: one of the same number, otherwise any free one."""
+    """The port on this machine; None: one of the same number, otherwise any free one."""
     node: int
 
 
@@ -65,7 +65,7 @@ class PortDialog(Dialog[Ports]):
         self._forwards = [*reversed(forwards)]
 
     def content(self) -> Iterable[Widget]:
-        """The forwarded ports, and a field."""
+        """Yield the forwarded ports, and a field."""
         yield Static(id="facts", markup=False)
         yield Static(id="ask", markup=False)
         field = PortField(str(TENSORBOARD), id="typed", compact=True, restrict=ALLOWED, max_length=11)
@@ -78,7 +78,7 @@ class PortDialog(Dialog[Ports]):
         self.query_one("#box").border_subtitle = f"enter {ends}{copies}  esc closes"
 
     def lay_out(self) -> None:
-        """Rewrap the texts."""
+        """Take as many lines as there is room for."""
         lines = [f"{one.url} leads to port {one.port} of {one.node}" for one in self._forwards]
         rows = max(1, self.app.size.height - 8)
         if len(lines) > rows:

@@ -44,30 +44,30 @@ _ATTRIBUTES: Final = {
 
 
 def decode(raw: bytes) -> str:
-    """The text of a line; bytes that are no UTF-8 are shown as U+FFFD."""
+    """Return the text of a line; bytes that are no UTF-8 are shown as U+FFFD."""
     return raw.decode("utf-8", "replace")
 
 
 def last_state(text: str) -> str:
-    """What a terminal shows of a line with carriage returns: the last part that is not empty."""
+    """Return what a terminal shows of a line with carriage returns: the last part that is not empty."""
     if "\r" not in text:
         return text
     return next((part for part in reversed(text.split("\r")) if part), "")
 
 
 def plain(raw: bytes) -> str:
-    """All of a line as plain text, for the detail view and the clipboard."""
+    """Return all of a line as plain text, for the detail view and the clipboard."""
     return clean(_expand(_ESCAPES.sub("", last_state(decode(raw)))))
 
 
 def coloured(raw: bytes) -> str:
-    """All of a line as text with its colours; other control sequences are shown as text."""
+    """Return all of a line as text with its colours; other control sequences are shown as text."""
     text = escape_all_but_colours(_expand(last_state(decode(raw)).replace("\n", " ")))
     return f"{text}\x1b[m" if "\x1b" in text else text
 
 
 def parted(raw: bytes) -> int:
-    """Where a line can be split: not inside a character or an escape code."""
+    """Return where a line can be split: not inside a character or an escape code."""
     at = raw.rfind(b"\x1b", -_LONGEST)
     if at >= 0:
         return at
@@ -76,10 +76,10 @@ def parted(raw: bytes) -> int:
     return len(raw) - first if first and raw[-first] >= 0xC0 else len(raw)
 
 
-# Some screens full; a row may have 64 KiB.
+# The cache holds the rows of a few screens; a row may have 64 KiB.
 @lru_cache(maxsize=256)
 def spans(raw: bytes, role: str = "text") -> Row:
-    """The line as spans; text without a colour of its own gets `role`."""
+    """Return the line as spans; text without a colour of its own gets `role`."""
     # Four bytes a cell are enough for any text; escapes may take more, then the row is only shorter.
     text = last_state(decode(raw[: MAX_CELLS * 16]))
     if "\x1b" not in text:
@@ -147,7 +147,7 @@ def _basic(code: int) -> Style:
 
 
 def highlight(row: Row, pattern: re.Pattern[str]) -> Row:
-    """The row with every match of the pattern in the role of a hit."""
+    """Return the row with every match of the pattern in the role of a hit."""
     text = text_of(row)
     try:
         matches = within(HIGHLIGHT_S, lambda: [match.span() for match in pattern.finditer(text) if match.group()])

@@ -32,7 +32,7 @@ class Bookmark(NamedTuple):
         return (self.generation, self.rank, self.stream, self.line)
 
     def is_in(self, selection: Selection) -> bool:
-        """Whether a view of these logs contains the line."""
+        """Return whether a view of these logs contains the line."""
         return (
             selection.generation in (None, "all", self.generation)
             and (selection.ranks is None or self.rank in selection.ranks)
@@ -42,20 +42,20 @@ class Bookmark(NamedTuple):
 
 
 def read(kept: Iterable[Any]) -> list[Bookmark]:
-    """The bookmarks of a preferences file, without invalid entries."""
+    """Return the bookmarks of a preferences file, without invalid entries."""
     kinds = [int, int, int, str, int, str]
     return [Bookmark(*one) for one in kept if isinstance(one, list) and [type(part) for part in one] == kinds][:KEPT]
 
 
 def toggled(marks: list[Bookmark], row: LogRow) -> list[Bookmark]:
-    """The bookmarks with this line added, or removed if it was there."""
+    """Return the bookmarks with this line added, or removed if it was there."""
     mark = Bookmark(row.t_ns, row.generation, row.rank, row.stream, row.line, row.node)
     others = [one for one in marks if one.key != mark.key]
     return others if len(others) < len(marks) else sorted([*marks, mark])[-KEPT:]
 
 
 def neighbour(marks: list[Bookmark], here: tuple[int, LineKey], direction: int) -> Bookmark | None:
-    """The next (1) or previous (-1) bookmark from a line; wraps around."""
+    """Return the next (1) or previous (-1) bookmark from a line; wraps around."""
     placed = sorted((mark.t_ns, mark.key, mark) for mark in marks)
     if direction > 0:
         return next((mark for t_ns, key, mark in placed if (t_ns, key) > here), placed[0][2] if placed else None)

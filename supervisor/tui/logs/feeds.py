@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from remote_agent.wire.answers import LogEntry, LogWindow
     from supervisor.logs.merge import Page, RankStream
     from supervisor.logs.rows import Clocks
-    from supervisor.tui.source import Source
+    from supervisor.tui.source import SessionSource
 
 
 BOTH: Final[tuple[str, ...]] = ("stdout", "stderr")
@@ -56,24 +56,24 @@ class Feed(abc.ABC):
     hides_nccl = False
     """Lines of NCCL were left out because their stream is not selected."""
     detached = False
-    """There are newer rows than the last one loaded."""
+    """Whether there are newer rows than the last one loaded."""
     absent: Sequence[str] = ()
     """Nodes whose rows may be missing."""
     clocks: Clocks | None = None
     """The clock offsets with which the times of the rows were computed; None before the first rows."""
     passed = looked_at = 0
-    """With a filter: how many rows passed, of how many lines in the loaded range."""
+    """The number of rows that passed the filter, and of all lines in the loaded range."""
     shifted = 0
     """Rows inserted above the others since the view last looked."""
 
     @property
     def is_whole(self) -> bool:
-        """Everything from the first line to the last one has been read."""
+        """Whether everything from the first line to the last one has been read."""
         return True
 
     @property
     def has_returned_node(self) -> bool:
-        """One of the absent nodes answers again."""
+        """Whether one of the absent nodes answers again."""
         return False
 
     @property
@@ -98,7 +98,7 @@ class Feed(abc.ABC):
 
     @abc.abstractmethod
     def row(self, index: int) -> LogRow | None:
-        """One line, or None while it is not loaded."""
+        """Return one line, or None while it is not loaded."""
 
     def take_shift(self) -> int:
         """Return by how many rows the lines have moved since the last call."""
@@ -107,11 +107,11 @@ class Feed(abc.ABC):
 
     @abc.abstractmethod
     def index_of(self, key: LineKey) -> int | None:
-        """The index of a line, or None if it is not known."""
+        """Return the index of a line, or None if it is not known."""
 
     @abc.abstractmethod
     def missing(self, first: int, last: int, *, ahead: bool = False) -> int | None:
-        """What to load next for these lines, for `load`; None when all are loaded.
+        """Return what to load next for these lines, for `load`; None when all are loaded.
 
         ahead: they are not in view yet; a feed may load more than these.
         """
@@ -134,13 +134,13 @@ class Feed(abc.ABC):
 
     @abc.abstractmethod
     def forget_new_lines(self) -> None:
-        """The reader returns to the end: only later lines are new."""
+        """Count only later lines as new: the reader has returned to the end."""
 
 
 class RankFeed(Feed):
     """One stream of one rank of one generation, by line number."""
 
-    def __init__(self, source: Source, node: str, generation: int, rank: int, stream: str) -> None:
+    def __init__(self, source: SessionSource, node: str, generation: int, rank: int, stream: str) -> None:
         self._source = source
         self.node = node
         self.file = (generation, rank, stream)
@@ -178,18 +178,18 @@ class RankFeed(Feed):
         return f"+{count(self.new_lines, 'line')}" if self.new_lines else ""
 
     def index_of(self, key: LineKey) -> int:
-        """The index of a line."""
+        """Return the index of a line."""
         return max(0, key[3] - self._first)
 
     def row(self, index: int) -> LogRow | None:
-        """One line, or None while it is not loaded."""
+        """Return one line, or None while it is not loaded."""
         return self._row(index + self._first)
 
     def _row(self, line: int) -> LogRow | None:
         return self._pages.get(line // PAGE, {}).get(line)
 
     def missing(self, first: int, last: int, *, ahead: bool = False) -> int | None:
-        """The page to load next, so that lines `first` to `last` are loaded."""
+        """Return the page to load next, so that lines `first` to `last` are loaded."""
         first, last = max(0, first), min(last, self.count - 1)
         for line in range(first + self._first, last + self._first + 1):
             if self._row(line) is None:
@@ -218,7 +218,7 @@ class RankFeed(Feed):
             self._read = max(self._read, rows[-1].line + 1)
 
     def forget_new_lines(self) -> None:
-        """The reader returns to the end: only later lines are new."""
+        """Count only later lines as new: the reader has returned to the end."""
         self._read = None
 
     async def seek(self, jump: Jump, rows: int) -> int:

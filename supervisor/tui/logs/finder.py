@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from supervisor.logs.merge import Page
     from supervisor.logs.rows import LogLine
     from supervisor.logs.selection import Selection
-    from supervisor.tui.source import Source
+    from supervisor.tui.source import SessionSource
 
 HITS_KEPT: Final = 5000
-# Beyond that, this many are fetched at once.
+# Further hits are fetched in batches of this size.
 HITS_MORE: Final = 1000
 SEARCH_DEADLINE: Final = 300.0
 
-# How often to search new lines, seconds.
+# New lines are searched this often, seconds.
 LOOK_EVERY: Final = 1.0
 
-# Time of arrival and line.
+# A hit has the time of arrival and the line.
 Hit = tuple[int, LineKey]
 BEGIN: Final[Hit] = (0, (0, 0, "", 0))
 
@@ -57,7 +57,7 @@ class Finder:
 
     def __init__(
         self,
-        source: Source,
+        source: SessionSource,
         selection: Selection,
         pattern: str,
         level: str | None = None,
@@ -217,7 +217,7 @@ class Finder:
             return [row async for row in rows], edges_ns
 
     def _is_known(self, place: Hit | None, pointer: LineKey | None) -> bool:
-        """Whether the hits next to the line that is read are known, or adjoin known ones."""
+        """Return whether the hits next to the line that is read are known, or adjoin known ones."""
         span = self.known_span
         if span is None or self.is_at(pointer):
             return True
@@ -254,7 +254,7 @@ class Finder:
         return True
 
     def is_at(self, pointer: LineKey | None) -> bool:
-        """Whether this line is the current hit."""
+        """Return whether this line is the current hit."""
         return self.current >= 0 and self.hits[self.current][1] == pointer
 
     def stand_at(self, pointer: LineKey | None) -> None:
@@ -284,7 +284,7 @@ class Finder:
         self.running = True
 
     def state_text(self) -> str:
-        """The state of the search, shown behind the search text."""
+        """Return the state of the search, shown behind the search text."""
         if self.problem:
             return self.problem
         if self.known_span is not None and self.running:
@@ -300,7 +300,7 @@ class Finder:
         return f"hit {self.current + 1:,} of {many}{where}"
 
     def _many(self) -> str:
-        """The number of known hits, and which ones these are."""
+        """Return the number of known hits, and which ones these are."""
         many, span = f"{len(self.hits):,}", self.known_span
         if span is None:
             return f"{many}+" if self.running else many
@@ -310,7 +310,7 @@ class Finder:
 
 
 def compiled(pattern: str, ignore_case: bool) -> re.Pattern[str]:
-    """The pattern for highlighting; raises ValueError with what is wrong."""
+    """Return the pattern for highlighting; raises ValueError with what is wrong."""
     try:
         compile_pattern(pattern, ignore_case)
         return re.compile(pattern, re.IGNORECASE if ignore_case else 0)

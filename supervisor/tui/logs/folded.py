@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from supervisor.logs.rows import Clocks
     from supervisor.logs.selection import Selection
     from supervisor.tui.logs.row import LineKey, LogRow
-    from supervisor.tui.source import Source
+    from supervisor.tui.source import SessionSource
 
-# Rows in one request: hundreds of them may be one line on the screen.
+# One request has this many rows: hundreds of them may be one line on the screen.
 FOLD_PAGE: Final = 4096
 
 
@@ -61,10 +61,10 @@ class FoldedFeed(MergedFeed):
 
     is_folded = True
 
-    def __init__(self, source: Source, selection: Selection) -> None:
+    def __init__(self, source: SessionSource, selection: Selection) -> None:
         super().__init__(source, selection)
         self._is_flooded = False
-        """More than one page arrived since the last refresh."""
+        """Whether more than one page arrived since the last refresh."""
         self._blocks: list[_Block] = []
         self._lines: list[tuple[_Block, int]] = []
         """By line: a block, and the number of its row."""
@@ -75,7 +75,7 @@ class FoldedFeed(MergedFeed):
         return len(self._lines) + self._offset
 
     def row(self, index: int) -> LogRow | None:
-        """One line, or None for the placeholder of older ones."""
+        """Return one line, or None for the placeholder of older ones."""
         index -= self._offset
         if not 0 <= index < len(self._lines):
             return None
@@ -87,7 +87,7 @@ class FoldedFeed(MergedFeed):
         return dataclasses.replace(row, who=block.who, fold=block.fold) if block.who else row
 
     def index_of(self, key: LineKey) -> int | None:
-        """The index of the line that shows this one, or None."""
+        """Return the index of the line that shows this one, or None."""
         line = self._offset
         for block in self._blocks:
             for rows in block.fold.records:
@@ -98,7 +98,7 @@ class FoldedFeed(MergedFeed):
         return None
 
     def missing(self, first: int, last: int, *, ahead: bool = False) -> int | None:
-        """Older rows while few are loaded, or when their placeholder is in view; newer ones at the other end."""
+        """Return older rows while few are loaded, or when their placeholder is in view; newer ones at the other end."""
         # Rows that pass a filter may be far back: they are searched for when there is room for them.
         few = len(self._order) < MERGED_KEPT // 2 and (first <= 0 or not self.selection.filter)
         # The lines on the screen may stand for all rows that can be kept.

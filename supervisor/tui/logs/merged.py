@@ -22,15 +22,14 @@ if TYPE_CHECKING:
     from supervisor.logs.merge import Page, RankStream
     from supervisor.logs.rows import LogLine
     from supervisor.logs.selection import Selection
-    from supervisor.tui.source import Source
+    from supervisor.tui.source import SessionSource
 
 MERGED_KEPT: Final = 20_000
-# Rows of a look at the end.
+# A look at the end reads this many rows.
 WINDOW: Final = 64
-# Later than every line.
 LATEST_NS: Final = 1 << 62
 EVER: Final = (0, LATEST_NS)
-# How long to search for the rows nearest to a time, seconds.
+# The rows nearest to a time are searched for this long, seconds.
 NEAR_S: Final = 5.0
 # A line that arrives this much later than the known line with its number belongs to a rewritten file.
 ANEW_NS: Final = 1_000_000_000
@@ -39,11 +38,11 @@ ANEW_NS: Final = 1_000_000_000
 class MergedFeed(Feed):
     """Many ranks by time of arrival: all rows from a first to a last one, and more on demand."""
 
-    def __init__(self, source: Source, selection: Selection) -> None:
+    def __init__(self, source: SessionSource, selection: Selection) -> None:
         self._source = source
         self.selection = selection
         self._is_far = False
-        """More newer rows wait than one request for the end returns."""
+        """Whether more newer rows wait than one request for the end returns."""
         self._has_new_lines = False
         self._ends: dict[RankStream, int] = {}
         """How many lines each file has."""
@@ -54,7 +53,7 @@ class MergedFeed(Feed):
         self._known: set[str] = set()
         """Nodes that have answered one."""
         self._searched: tuple[int, Clocks] | None = None
-        """With a filter: up to which time, by which clocks, new lines were searched."""
+        """The time up to which new lines were searched with a filter, and by which clocks."""
         self._rows: dict[LineKey, LogRow] = {}
         self._order: list[LineKey] = []
         self._bytes = 0
@@ -83,16 +82,16 @@ class MergedFeed(Feed):
         return int(not self._at_start and self.clocks is not None)
 
     def row(self, index: int) -> LogRow | None:
-        """One line, or None for the placeholder of older ones."""
+        """Return one line, or None for the placeholder of older ones."""
         index -= self._offset
         return self._rows[self._order[index]] if 0 <= index < len(self._order) else None
 
     def index_of(self, key: LineKey) -> int | None:
-        """The index of a line, or None."""
+        """Return the index of a line, or None."""
         return self._order.index(key) + self._offset if key in self._rows else None
 
     def missing(self, first: int, last: int, *, ahead: bool = False) -> int | None:
-        """Older rows when their placeholder comes into view; newer ones at the other end."""
+        """Return older rows when their placeholder comes into view; newer ones at the other end."""
         if self._offset and first <= (PAGE // 4 if ahead else 0):
             return 0
         if self.detached and last >= self.count - 1:
@@ -105,7 +104,7 @@ class MergedFeed(Feed):
 
     @property
     def is_whole(self) -> bool:
-        """All lines, from the first one to the last one, have been read."""
+        """Whether all lines, from the first one to the last one, have been read."""
         return self._at_start and not self.detached
 
     async def refresh(self, rows: int, following: Callable[[], bool]) -> None:
@@ -149,14 +148,14 @@ class MergedFeed(Feed):
             self._read.update(self._ends)
 
     def forget_new_lines(self) -> None:
-        """The reader returns to the end: only later lines are new."""
+        """Count only later lines as new: the reader has returned to the end."""
         self._has_new_lines, self._searched = False, None
         self._read.clear()
         self._known.clear()
 
     @property
     def has_returned_node(self) -> bool:
-        """One of the absent nodes answers again."""
+        """Whether one of the absent nodes answers again."""
         return bool(self._answering.intersection(self.absent))
 
     def _note(self, page: Page, *, at_end: bool) -> None:

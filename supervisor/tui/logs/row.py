@@ -44,13 +44,13 @@ class LogRow:
         return self.stands_ns or self.t_ns
 
     def is_at(self, key: LineKey | None) -> bool:
-        """Whether this is the line, or stands for it."""
+        """Return whether this is the line, or stands for it."""
         return self.key == key or (
             key is not None and self.fold is not None and any(row.key == key for row in self.fold.rows)
         )
 
     def is_any_of(self, keys: Collection[LineKey]) -> bool:
-        """Whether it is one of these lines, or stands for one."""
+        """Return whether it is one of these lines, or stands for one."""
         return self.key in keys or (self.fold is not None and any(row.key in keys for row in self.fold.rows))
 
     @property
@@ -63,11 +63,11 @@ _LEVELS: Final = {"error": "error", "e": "error", "warn": "warn", "warning": "wa
 
 
 def level_of(word: object) -> str:
-    """An agent's level as `error`, `warn` or nothing."""
+    """Return an agent's level as `error`, `warn` or nothing."""
     return _LEVELS.get(str(word or "").lower(), "")
 
 
 def taken(row: LogLine) -> LogRow:
-    """A row of a page or of a hit."""
+    """Return a row of a page or of a hit."""
     place = (row.node, row.generation, row.rank, row.stream, row.line)
     return LogRow(*place, row.t_ns, level_of(row.level), row.text, cut=row.cut)

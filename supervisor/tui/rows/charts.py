@@ -117,7 +117,7 @@ def _labels(
             labels[-1] = labels[0] = ""
             labels[lines // 2] = text(ends[0])
     for at, name in enumerate(names, 1):
-        # Between the two ends; of one line alone the name is what matters.
+        # Names are between the two ends; if there is only one line, the name matters more.
         if at < lines - 1:
             labels[at] = name
     if lines == 1 and names:
@@ -216,7 +216,7 @@ class Chart(NamedTuple):
         return any(map(math.isfinite, self.values))
 
 
-# Of a chart: its heading and the least lines of its curve.
+# A chart has this many lines for its heading, and at least this many for its curve.
 HEADING, LEAST_CURVE = 1, 4
 
 
@@ -319,7 +319,7 @@ def axis(begin_s: float, end_s: float, width: int, cursor: tuple[float, int] | N
         return spread(((span, "dim"), (first, "time")), ((last, "time"),), width)
     mark = text(cursor[0])
     left = max(0, min(width - GUTTER - len(mark), cursor[1] - len(mark) // 2))
-    # Where it has no room beside it, an end of the axis is not named.
+    # An end of the axis is left out if there is no room for it.
     before = f"{first if left > len(first) else '':<{left}}"
     after = max(0, width - GUTTER - left - len(mark))
     return ((span, "dim"), (before, "time"), (mark, "key"), (f"{last if after > len(last) else '':>{after}}", "time"))

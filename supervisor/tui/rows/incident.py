@@ -1,6 +1,6 @@
 """One incident as lines: the culprit, what happens next, the traceback, the evidence, the consequences.
 
-In: an incident object of the contract, a snapshot. Out: lines, and the log line that each one opens; of a hang also its
+In: an incident object of the contract, a job view. Out: lines, and the log line that each one opens; of a hang also its
 picture: which ranks wait in which collective, who is missing, and the lines of the script where they are.
 """
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
     from remote_agent.wire.documents import EvidenceEntry, IncidentDocument, MissingRanks, SourceExcerpt, WaitingCall
     from supervisor.tui.looks import Glyphs
-    from supervisor.tui.model import NodeRow, Snapshot
+    from supervisor.tui.model import JobView, NodeRow
 
-# From this many cells on the source has room beside the ranks.
+# From this width on, the source has room beside the ranks.
 BESIDE: Final = 100
 # In a larger group nodes of which all ranks wait alike share one line.
 MAX_SHOWN: Final = 64
-# Ranks of a line if the group is over and its nodes are no longer known.
+# A line has this many ranks if the group is over and its nodes are no longer known.
 _CHUNK: Final = 8
 _INDENT: Final = "  "
 
@@ -88,7 +88,7 @@ class PageBuilder:
 
 
 def place_of(evidence: EvidenceEntry) -> LogPlace | None:
-    """Where a piece of evidence stands, if it is in one of the logs that an agent serves."""
+    """Return where a piece of evidence stands, if it is in one of the logs that an agent serves."""
     log, line = RANK_LOG.search(evidence.get("file") or ""), evidence.get("line")
     if log is None:
         return None
@@ -96,14 +96,14 @@ def place_of(evidence: EvidenceEntry) -> LogPlace | None:
 
 
 def incident_lines(
-    incident: IncidentDocument, snapshot: Snapshot, width: int, glyphs: Glyphs, *, unfolded: bool, now_s: float
+    incident: IncidentDocument, job_view: JobView, width: int, glyphs: Glyphs, *, unfolded: bool, now_s: float
 ) -> list[PageLine]:
-    """The page of one incident; now_s: Unix time."""
+    """Return the page of one incident; now_s: Unix time."""
     page = PageBuilder(width, glyphs)
     _culprit(page, incident, now_s)
-    _missing(page, incident, snapshot)
-    # Above the traceback, which may be longer than the screen.
-    _next(page, incident, snapshot, now_s)
+    _missing(page, incident, job_view)
+    # The advice is above the traceback, which may be longer than the screen.
+    _next(page, incident, job_view, now_s)
     _traceback(page, incident)
     _evidence(page, incident)
     _victims(page, incident, unfolded)
@@ -137,13 +137,13 @@ def _exit(incident: IncidentDocument) -> str:
     return ended["signal"] or (f"exit {ended['code']}" if ended["code"] is not None else "")
 
 
-def _missing(page: PageBuilder, incident: IncidentDocument, snapshot: Snapshot) -> None:
+def _missing(page: PageBuilder, incident: IncidentDocument, job_view: JobView) -> None:
     missing = incident.get("missing")
     if missing is None:
         return
     page.section("waiting and missing ranks")
-    is_current = snapshot.generation == incident["generation"] and not snapshot.ended
-    nodes = snapshot.nodes if is_current else ()
+    is_current = job_view.generation == incident["generation"] and not job_view.ended
+    nodes = job_view.nodes if is_current else ()
     for row in hang_rows(missing, nodes, page.width, page.glyphs, over=incident.get("ongoing") is False):
         page.add(row)
 
@@ -194,27 +194,27 @@ def _victims(page: PageBuilder, incident: IncidentDocument, unfolded: bool) -> N
             page.prose(entry["summary"], "dim", 10)
 
 
-def _next(page: PageBuilder, incident: IncidentDocument, snapshot: Snapshot, now_s: float) -> None:
-    if incidents.is_open(incident) or snapshot.ended:
+def _next(page: PageBuilder, incident: IncidentDocument, job_view: JobView, now_s: float) -> None:
+    if incidents.is_open(incident) or job_view.ended:
         page.section("what happens next")
-        page.prose(what_next(snapshot, now_s), "text")
+        page.prose(what_next(job_view, now_s), "text")
     page.section("what you can do")
     if hint := incidents.advice(incident):
         page.prose(hint, "text")
     page.add((("  l ", "key"), ("open the log of the rank at fault", "dim")))
-    if not snapshot.ended:
+    if not job_view.ended:
         page.add((("  x ", "key"), ("restart, remove or add a node, stop", "dim")))
 
 
-def what_next(snapshot: Snapshot, now_s: float) -> str:
-    """What the cluster does next, in one or two sentences."""
-    if snapshot.ended:
-        reason = f": {snapshot.failure}" if snapshot.failure else ""
-        return f"The job has ended: {snapshot.state}, exit code {snapshot.exit_status}{reason}. q quits."
-    if following := snapshot.next_step(now_s):
+def what_next(job_view: JobView, now_s: float) -> str:
+    """Return what the cluster does next, in one or two sentences."""
+    if job_view.ended:
+        reason = f": {job_view.failure}" if job_view.failure else ""
+        return f"The job has ended: {job_view.state}, exit code {job_view.exit_status}{reason}. q quits."
+    if following := job_view.next_step(now_s):
         return following
-    left = (snapshot.max_restarts or 0) - snapshot.restarts
-    return f"The job is {snapshot.condition}; {count(max(0, left), 'restart')} left of {snapshot.max_restarts or 0}."
+    left = (job_view.max_restarts or 0) - job_view.restarts
+    return f"The job is {job_view.condition}; {count(max(0, left), 'restart')} left of {job_view.max_restarts or 0}."
 
 
 # --- the picture of a hang

@@ -1,6 +1,6 @@
 """The history of a rank, a node and its GPUs as charts, and as the wall of GPUs. Pure.
 
-In: series of the agents' history, rows of a snapshot. Out: charts, rows.
+In: series of the agents' history, rows of a job view. Out: charts, rows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ def _speed(value: float) -> str:
     return f"{value:,.0f}" if 99.5 <= value < 999_999.5 else usage.short_speed(value)
 
 
-# Name and text of a value, by kind.
 _RANK: Final[dict[str, tuple[str, Callable[[float], str]]]] = {
     "loss": ("loss", usage.figure),
     "rate": ("rate", _speed),
@@ -111,7 +110,7 @@ _GAUGES: Final = (
     _Gauge("temp", "gpu_temp", lambda gpu: gpu.get("temp"), lambda _: 100.0, lambda g: usage.unit(g.get("temp"), "C")),
 )
 GPU_KINDS: Final = tuple(gauge.kind for gauge in _GAUGES)
-# Lines of a strip; cells from which a gauge has a strip beside its bar.
+# A strip has at most this many lines; from this many cells on, a gauge has a strip beside its bar.
 _STRIP_MAX, _STRIP_FROM = 2, 6
 _GAP: Final = 2
 
@@ -164,7 +163,7 @@ def _gauge(
     lines: int,
     glyphs: Glyphs,
 ) -> list[Row]:
-    """One gauge in `lines` rows: its bar, its value and its history, each with so many cells."""
+    """Return one gauge in `lines` rows: its bar, its value and its history, each with so many cells."""
     bar, text, strip = sizes
     value, most = gauge.read(gpu), gauge.most(gpu)
     share = value / most if value is not None and most else 0.0

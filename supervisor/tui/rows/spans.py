@@ -29,18 +29,18 @@ _BREAKS: Final = {9: " ", 10: " ", 13: " "}
 
 
 def clean(text: object) -> str:
-    """Text of a node, safe to print on one line: escapes for control characters and invisible marks."""
+    """Return text of a node, safe to print on one line: escapes for control characters and invisible marks."""
     plain = str(text)
     return plain if plain.isprintable() else escape_controls(plain.translate(_BREAKS))
 
 
 def width_of(text: str) -> int:
-    """Width in terminal cells."""
+    """Return the width in terminal cells."""
     return len(text) if text.isascii() else cell_len(text)
 
 
 def fit(text: object, width: int, more: str = "…") -> str:
-    """The text in exactly `width` cells: padded with spaces, or cut with a mark that says so."""
+    """Return the text in exactly `width` cells: padded with spaces, or cut with a mark that says so."""
     if width <= 0:
         return ""
     plain = clean(text)
@@ -61,12 +61,12 @@ def add_span(spans: list[Span], text: str, role: str) -> None:
 
 
 def row_width(row: Iterable[Span]) -> int:
-    """Width of a row in cells."""
+    """Return the width of a row in cells."""
     return sum([len(text) if text.isascii() else cell_len(text) for text, _ in row])
 
 
 def fit_row(row: Sequence[Span], width: int, more: str = "…") -> Row:
-    """The row in exactly `width` cells; a cut is marked."""
+    """Return the row in exactly `width` cells; a cut is marked."""
     total = row_width(row)
     if total == width:
         return tuple(row)
@@ -79,7 +79,7 @@ def fit_row(row: Sequence[Span], width: int, more: str = "…") -> Row:
 
 
 def crop_row(row: Sequence[Span], left: int, width: int) -> Row:
-    """Exactly `width` cells of the row from cell `left` on; a wide character cut in half becomes a space."""
+    """Return exactly `width` cells of the row from cell `left` on; a wide character cut in half becomes a space."""
     spans: list[Span] = []
     start = 0
     end = left + width
@@ -111,7 +111,7 @@ def _crop_text(text: str, left: int, stop: int) -> str:
 
 
 def spread(left: Sequence[Span], end: Sequence[Span], width: int, more: str = "…") -> Row:
-    """One row with `left` at the left edge and `end` at the right one; `left` gives way where both do not fit."""
+    """Return one row with `left` at the left edge and `end` at the right one; `left` is cut if both do not fit."""
     room = width - row_width(end)
     if room <= 0:
         return fit_row(end, width, more)
@@ -119,7 +119,7 @@ def spread(left: Sequence[Span], end: Sequence[Span], width: int, more: str = "�
 
 
 def text_of(row: Iterable[Span]) -> str:
-    """The characters of a row."""
+    """Return the characters of a row."""
     return "".join([text for text, _ in row])
 
 
@@ -132,18 +132,18 @@ class Palette:
         self._none = Style.null()
 
     def style(self, role: str | Style) -> Style:
-        """The style of a role; no style for a role that the theme does not know."""
+        """Return the style of a role; no style for a role that the theme does not know."""
         return role if isinstance(role, Style) else self._roles.get(role, self._none)
 
     def segments(self, row: Row, width: int, base: Style, overlay: str = "", more: str = "…") -> list[Segment]:
-        """The row in exactly `width` cells on a base style; `overlay` is a role laid over the whole row."""
+        """Return the row in exactly `width` cells on a base style; `overlay` is a role laid over the whole row."""
         fitted, over = fit_row([(clean(text), role) for text, role in row], width, more), self.style(overlay)
         styles = {role: self._on(base, over, role) for role in {role for _, role in fitted}}
         return [Segment(text_of(spans), styles[role]) for role, spans in groupby(fitted, key=itemgetter(1))]
 
     def _on(self, base: Style, over: Style, role: str | Style) -> Style:
         style = self.style(role)
-        # What has a background of its own, a hit or an alarm, is seen on a selected row as well.
+        # A hit or an alarm has a background of its own, which stays visible on a selected row.
         loud = style.bgcolor is not None or style.reverse
         if over.reverse and not loud:
             # Reversed colours of the text would be a patchwork of backgrounds.
@@ -152,7 +152,7 @@ class Palette:
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """The text in lines of at most `width` cells, at least one; long words are cut, and indentation of code is kept."""
+    """Return one or more lines of at most `width` cells; long words are cut, and indentation of code is kept."""
     width = max(1, width)
     lines: list[str] = []
     for part in str(text).splitlines() or [""]:
@@ -184,7 +184,7 @@ def _wrap_line(line: str, width: int) -> list[str]:
 
 
 def _chop(word: str, room: int) -> list[str]:
-    """The word in pieces of at most `room` cells."""
+    """Return the word in pieces of at most `room` cells."""
     pieces: list[str] = []
     while word:
         count = _fits(word, room) or 1
@@ -194,7 +194,7 @@ def _chop(word: str, room: int) -> list[str]:
 
 
 def _fits(text: str, room: int) -> int:
-    """How many characters there is room for."""
+    """Return how many characters there is room for."""
     if text[: room + 1].isascii():
         return min(room, len(text))
     # Some characters have no width; a terminal shows only a few of them in one place.
@@ -206,7 +206,7 @@ def _fits(text: str, room: int) -> int:
 
 
 def fold_row(row: Row, width: int) -> list[Row]:
-    """A row in rows of at most `width` cells, broken anywhere; at least one row."""
+    """Return a row in rows of at most `width` cells, broken anywhere; at least one row."""
     rows: list[Row] = []
     spans: list[Span] = []
     room = width = max(1, width)

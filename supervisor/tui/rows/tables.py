@@ -1,6 +1,6 @@
 """Tables of nodes and ranks, and events of the journal, as rows of exact width: pure functions.
 
-In: `model.Snapshot`, events, a width, glyphs. Out: rows.
+In: `model.JobView`, events, a width, glyphs. Out: rows.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
     from remote_agent.wire.documents import JournalEvent
     from supervisor.tui.looks import Glyphs
-    from supervisor.tui.model import NodeRow, RankRow, Snapshot
+    from supervisor.tui.model import JobView, NodeRow, RankRow
 
 T = TypeVar("T")
 
 
-# The glyph of a role, and those of types that have another one.
+# Roles have these glyphs; some types of events have another one.
 _OF_ROLE: Final = {"bad": "X", "warn": "!", "start": "~", "ok": "+", "done": "+", "off": "."}
 _OF_TYPE: Final[dict[str, str]] = {
     EventType.INCIDENT: "!",
@@ -55,10 +55,10 @@ class Column(Generic[T]):
     """Columns with the lowest number go first where there is no room; 9 always stays."""
     at_right: bool = False
     value: Callable[[T], float | str | None] | None = None
-    """What it is sorted by, where that is not its text; None: unknown."""
+    """The value by which it is sorted, if that is not its text; None: unknown."""
 
     def text(self, item: T) -> str:
-        """Its content, without roles."""
+        """Return its content, without roles."""
         return "".join(text for text, _ in self.cell(item)).strip()
 
     def rank(self, item: T) -> tuple[Any, ...] | None:
@@ -73,7 +73,7 @@ class Column(Generic[T]):
 
 @dataclasses.dataclass(frozen=True)
 class SortOrder:
-    """By which column a table is sorted; "": in its own order."""
+    """The column by which a table is sorted; "": in its own order."""
 
     column: str = ""
     falling: bool = False
@@ -130,7 +130,7 @@ class Table(Generic[T]):
         return 1 + sum((column.width or rest) + 2 for column in columns) - 2
 
     def head(self, order: SortOrder | None = None) -> Row:
-        """The names of the columns; that of the order is marked."""
+        """Return the names of the columns; that of the order is marked."""
         by = "" if order is None else order.column
         mark = "" if order is None else self.glyphs.falling if order.falling else self.glyphs.rising
 
@@ -155,7 +155,7 @@ class Table(Generic[T]):
         return ""
 
     def row(self, item: T, *, faded: bool = False, marked: bool = False) -> Row:
-        """One row; faded if the facts are old."""
+        """Return one row; faded if the facts are old."""
         row = self._lay(lambda column: column.cell(item))
         row = tuple((text, "off") for text, _ in row) if faded else row
         return ((self.glyphs.mark, "mark"), *row[1:]) if marked else row
@@ -175,19 +175,19 @@ class Table(Generic[T]):
 
 
 def state_cell(look: looks.Look, glyphs: Glyphs, stale: bool) -> Row:
-    """Glyph and word of a state; `-` for the glyph of an old one."""
+    """Return glyph and word of a state; `-` for the glyph of an old one."""
     return ((f"{'-' if stale else glyphs.of(look)} {look.word}", "off" if stale else look.role),)
 
 
 def step_text(step: int | None) -> str:
-    """A training step."""
+    """Return a training step."""
     return "-" if step is None else f"{step:,}"
 
 
 def node_columns(
     glyphs: Glyphs, stale: bool, ranks_width: int, name_width: int, vitals: Sequence[Column[NodeRow]] = ()
 ) -> list[Column[NodeRow]]:
-    """The columns of the node table; `ranks_width`: cells for one glyph per rank, 0 for none."""
+    """Return the columns of the node table; `ranks_width`: cells for one glyph per rank, 0 for none."""
     columns: list[Column[NodeRow]] = [
         Column("state", 12, lambda node: state_cell(node.look, glyphs, stale), 9, value=lambda node: node.look.word),
         Column("node", name_width, lambda node: ((node.name, "text"),), 9),
@@ -211,7 +211,7 @@ def node_columns(
 def rank_columns(
     glyphs: Glyphs, stale: bool, name_width: int, vitals: Sequence[Column[RankRow]] = ()
 ) -> list[Column[RankRow]]:
-    """The columns of the rank table."""
+    """Return the columns of the rank table."""
     return [
         Column("state", 11, lambda rank: state_cell(rank.look, glyphs, stale), 9, value=lambda rank: rank.look.word),
         Column("rank", 5, lambda rank: ((str(rank.rank), "text"),), 9, at_right=True),
@@ -262,7 +262,7 @@ def _offset(offset_ms: float | None) -> str:
 
 
 def glyph_spans(ranks: Sequence[RankRow], glyphs: Glyphs, stale: bool) -> list[Span]:
-    """One glyph per rank, in the colour of its state; neighbours of one look share a span."""
+    """Return one glyph per rank, in the colour of its state; neighbours of one look share a span."""
     spans: list[Span] = []
     for rank in ranks:
         add_span(spans, "-" if stale else glyphs.of(rank.look), "off" if stale else rank.look.role)
@@ -270,7 +270,7 @@ def glyph_spans(ranks: Sequence[RankRow], glyphs: Glyphs, stale: bool) -> list[S
 
 
 def legend(glyphs: Glyphs, ranks: Iterable[RankRow]) -> Row:
-    """The meaning of the glyphs that occur."""
+    """Return the meaning of the glyphs that occur."""
     spans: list[Span] = []
     present = {rank.look for rank in ranks}
     for state, look in looks.RANKS.items():
@@ -282,9 +282,9 @@ def legend(glyphs: Glyphs, ranks: Iterable[RankRow]) -> Row:
     return tuple(spans)
 
 
-def node_lines(node: NodeRow, snapshot: Snapshot, width: int) -> list[Row]:
-    """The facts of one node, with a hint if something is wrong."""
-    role = "coordinator" if node.name == snapshot.coordinator else "member" if node.ranks else "not in the group"
+def node_lines(node: NodeRow, job_view: JobView, width: int) -> list[Row]:
+    """Return the facts of one node, with a hint if something is wrong."""
+    role = "coordinator" if node.name == job_view.coordinator else "member" if node.ranks else "not in the group"
     facts = [("role", role, "text"), ("state", f"{node.look.word}  {node.reason}".strip(), node.look.role)]
     link = {"up": "ok"}.get(node.link, node.link or "not connected")
     doing = node.text if node.link == "up" and node.text else f"{node.step} {node.text}".strip()
@@ -306,7 +306,7 @@ def node_lines(node: NodeRow, snapshot: Snapshot, width: int) -> list[Row]:
 
 
 def fact_lines(facts: Iterable[tuple[str, str, str]], width: int) -> list[Row]:
-    """Facts as name, text and role, wrapped."""
+    """Return facts as name, text and role, wrapped."""
     lines: list[Row] = []
     for name, text, role in facts:
         for number, line in enumerate(wrap(text, max(20, width - 12))):
@@ -315,7 +315,7 @@ def fact_lines(facts: Iterable[tuple[str, str, str]], width: int) -> list[Row]:
 
 
 def flow(head: Row, facts: Iterable[Row], width: int) -> list[Row]:
-    """Facts behind a head, side by side; on another line where there is no room."""
+    """Return facts behind a head, side by side; on another line where there is no room."""
     start: Row = head
     lines: list[Row] = []
     for fact in facts:
@@ -328,7 +328,7 @@ def flow(head: Row, facts: Iterable[Row], width: int) -> list[Row]:
 
 
 def fit_parts(parts: Sequence[tuple[int, Row]], room: int, more: str, *, gap: int = 3, least: int = 1) -> Row:
-    """Parts side by side; if not all fit, those with the lowest number are dropped first, down to `least` parts."""
+    """Return parts side by side; if not all fit, those with the lowest number are dropped, down to `least` parts."""
     left = list(parts)
     while len(left) > least and sum(row_width(row) + gap for _, row in left) - gap > room:
         left.remove(min(left, key=lambda part: part[0]))
@@ -339,7 +339,7 @@ def fit_parts(parts: Sequence[tuple[int, Row]], room: int, more: str, *, gap: in
 
 
 def name_width(nodes: Sequence[NodeRow]) -> int:
-    """Cells for a column of node names."""
+    """Return the cells for a column of node names."""
     return max(4, min(20, max([_cells_of(node.name) for node in nodes], default=4)))
 
 
@@ -349,7 +349,7 @@ def _cells_of(name: str) -> int:
 
 
 def event_row(event: JournalEvent, glyphs: Glyphs, width: int, *, wide: bool = False) -> Row:
-    """One event; `wide` adds number and generation."""
+    """Return one event; `wide` adds number and generation."""
     kind = str(event.get("type") or "?")
     role = ROLES.get(kind, "dim")
     mark = _OF_TYPE.get(kind) or _OF_ROLE.get(role, glyphs.dot)

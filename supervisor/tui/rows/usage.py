@@ -1,6 +1,6 @@
 """The usage of nodes, GPUs and ranks as columns and lines: unknown values are left out, old ones are dim.
 
-In: rows of a snapshot, the history. Out: columns of the tables, lines of the detail panes.
+In: rows of a job view, the history. Out: columns of the tables, lines of the detail panes.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from supervisor.wording.usage import UsageColumn
 
 MOST_GPUS = 8
-# What the page of a rank shows the history of, by the name of its line.
+# The page of a rank shows the history of these values, by the name of their line.
 _PAST_OF = {"loss": "loss", "rate": "rate", "pace": "step_s"}
 
 
 def node_vitals(nodes: Sequence[NodeRow], glyphs: Glyphs) -> list[Column[NodeRow]]:
-    """The usage columns of the node table that are known for at least one node."""
+    """Return the usage columns of the node table that are known for at least one node."""
 
     def column(spec: UsageColumn, text: Callable[[NodeVitals], str], bars: int | None = None) -> Column[NodeRow]:
         def cell(node: NodeRow) -> Row:
@@ -55,7 +55,7 @@ def _age(vitals: NodeVitals | RankVitals, old: bool) -> Row:
 
 
 def _gpus(vitals: NodeVitals, glyphs: Glyphs) -> str:
-    """The mean, and one bar per GPU."""
+    """Return the mean, and one bar per GPU."""
     used = [gpu.get("use") for gpu in usage.gpus_of(vitals)]
     if not used:
         return "-"
@@ -64,7 +64,7 @@ def _gpus(vitals: NodeVitals, glyphs: Glyphs) -> str:
 
 
 def rank_vitals(ranks: Sequence[RankRow]) -> list[Column[RankRow]]:
-    """The columns for progress and usage of ranks: GPUs if there are any, otherwise processor and memory."""
+    """Return the columns for progress and usage of ranks: GPUs if there are any, otherwise processor and memory."""
 
     def column(spec: UsageColumn) -> Column[RankRow]:
         def cell(rank: RankRow) -> Row:
@@ -87,7 +87,7 @@ def _per_second(value: float | None) -> str:
 
 
 def node_usage_lines(node: NodeRow, width: int) -> list[Row]:
-    """The usage of a node, without its GPUs."""
+    """Return the usage of a node, without its GPUs."""
     vitals = node.vitals
     if not vitals:
         return []
@@ -129,7 +129,7 @@ def _gpu_line(gpu: GpuVitals, width: int, *, old: bool) -> list[Row]:
 def _line(
     name: str, facts: Sequence[tuple[str, str]], age: float | None, width: int, *, old: bool, role: str = "text"
 ) -> list[Row]:
-    """Facts in as few lines as possible, without unknown ones; old ones with their age."""
+    """Return facts in as few lines as possible, without unknown ones; old ones with their age."""
     known: list[Row] = [
         ((f"{label} " if label else "", "dim"), (text, "off" if old else role)) for label, text in facts if text != "-"
     ]
@@ -139,7 +139,7 @@ def _line(
 
 
 def rank_lines(rank: RankRow, series: Series | None, width: int, glyphs: Glyphs) -> list[Row]:
-    """The facts of one rank, with its history as bars; without a series where charts show it."""
+    """Return the facts of one rank, with its history as bars; without a series where charts show it."""
     state: Row = ((f"{rank.look.word}  {rank.outcome}".rstrip(), rank.look.role),)
     where = [((text, "dim"),) for text in (rank.node, f"local rank {rank.local_rank}", f"pid {rank.pid or '-'}")]
     lines = flow((("  state    ", "dim"),), [state, *where], width)
@@ -182,7 +182,7 @@ def _past_of(series: Series | None, rank: int, name: str) -> Sequence[float]:
 
 
 def _bars(name: str, past: Sequence[float], width: int, glyphs: Glyphs) -> Row:
-    """The history in one line, with its least and its greatest value."""
+    """Return the history in one line, with its least and its greatest value."""
     ends = charts.bounds(past)
     if ends is None:
         return ()

@@ -1,5 +1,5 @@
 """The screens, one module each.
 
-In: snapshots of the session. Out: rows for the widgets, requests of the user. Imports `errors`, `actions`, `inventory`,
+In: views of the job. Out: rows for the widgets, requests of the user. Imports `errors`, `actions`, `inventory`,
 `logs`, `history`, `nccl` and `wording`; of the node's side `wire` and `text`.
 """

@@ -31,21 +31,21 @@ if TYPE_CHECKING:
     from textual.binding import Binding
     from textual.widget import Widget
 
-    from supervisor.tui.model import Snapshot
+    from supervisor.tui.model import JobView
     from supervisor.tui.shell import Shell
 
 SMALLEST: Final = (60, 16)
 NO_TABLE: Final = "no table here: the heat map shows all ranks"
-# What the title of charts says of their keys, by id.
+# The title of charts shows these words for their keys, by id.
 CHART_HINTS: Final = {"chart.earlier": "values", "chart.in": "zoom", "chart.compare": "compare"}
 NO_TABLE_ALONE: Final = "no table in this pane; esc shows all panes"
 
 
-def quit_label(snapshot: Snapshot, shell: Shell) -> str:
-    """What q does now, in a word or two."""
-    if snapshot.ended or snapshot.problem or shell.replay_status or not shell.has_job or not shell.job_stays:
+def quit_label(job_view: JobView, shell: Shell) -> str:
+    """Return what q does now, in a word or two."""
+    if job_view.ended or job_view.problem or shell.replay_status or not shell.has_job or not shell.job_stays:
         return "quit"
-    return "abort" if snapshot.bringing_up and not snapshot.state else "detach"
+    return "abort" if job_view.bringing_up and not job_view.state else "detach"
 
 
 class TooSmall(Bar):
@@ -80,7 +80,7 @@ class LiveScreen(CellSelection[None], inherit_bindings=False):
         return cast("Shell", self.app)
 
     def compose(self) -> ComposeResult:
-        """Bars above and below the body."""
+        """Yield bars above and below the body."""
         yield TooSmall("small")
         yield AlertBar("alert")
         with Vertical(id="body"):
@@ -91,21 +91,21 @@ class LiveScreen(CellSelection[None], inherit_bindings=False):
             yield KeyBar(self.NAME)
 
     def body(self) -> Iterable[Widget]:
-        """The widgets between the bars."""
+        """Return the widgets between the bars."""
         return ()
 
-    def show(self, snapshot: Snapshot) -> None:
+    def show(self, job_view: JobView) -> None:
         """Show a newer state in the body."""
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Before the first frame there is nothing to act on."""
+        """Return whether actions are possible: before the first frame there is nothing to act on."""
         return self.is_mounted
 
     def selection(self) -> Target:
-        """What is selected."""
+        """Return what is selected."""
         return Target()
 
-    def tick(self, snapshot: Snapshot, age_s: float, changed: bool) -> None:
+    def tick(self, job_view: JobView, age_s: float, changed: bool) -> None:
         """Called 8 times a second while the screen is visible; `changed`: there is something new to draw."""
         small = self.size.width < SMALLEST[0] or self.size.height < SMALLEST[1]
         self.set_class(small, "-small")
@@ -114,14 +114,14 @@ class LiveScreen(CellSelection[None], inherit_bindings=False):
             self.query_one(TooSmall).redraw()
             return
         shell = self.shell
-        # Only then: a journal may be long.
-        starts = snapshot.condition == Condition.IMPORTING and shell.paused_s is None
+        # The journal is read only while the group imports, because it may be long.
+        starts = job_view.condition == Condition.IMPORTING and shell.paused_s is None
         waits = start_waits(shell.source.events, times.now()) if starts else ""
         self.query_one(AlertBar).show(
-            snapshot, age_s, paused_s=shell.paused_s, replay_status=shell.replay_status, waits=waits
+            job_view, age_s, paused_s=shell.paused_s, replay_status=shell.replay_status, waits=waits
         )
         if changed:
-            self.show(snapshot)
+            self.show(job_view)
             if self.maximized is not None and not self.maximized.display:
                 self.maximized = None
             self.query_one(KeyBar).show(
@@ -129,15 +129,15 @@ class LiveScreen(CellSelection[None], inherit_bindings=False):
                 theme=self.shell.palette.name,
                 read_only=self.shell.read_only,
                 marked=len(self.shell.preferences.nodes) + len(self.shell.preferences.ranks),
-                quit_label=quit_label(snapshot, self.shell),
+                quit_label=quit_label(job_view, self.shell),
                 has_way_back=self.shell.has_way_back,
                 has_job=self.shell.has_job,
                 one_pane=self.maximized is not None,
             )
 
-    def tick_paused(self, snapshot: Snapshot, age_s: float, changed: bool) -> None:
-        """The tick while the display is frozen."""
-        LiveScreen.tick(self, snapshot, age_s, changed)
+    def tick_paused(self, job_view: JobView, age_s: float, changed: bool) -> None:
+        """Update the screen while the display is frozen."""
+        LiveScreen.tick(self, job_view, age_s, changed)
 
     def on_resize(self) -> None:
         """Redraw for the new size."""
@@ -150,7 +150,7 @@ class LiveScreen(CellSelection[None], inherit_bindings=False):
     # --- keys of tables
 
     def table(self) -> LaidOut | None:
-        """The table that has the focus, else the first one that is shown."""
+        """Return the table that has the focus, else the first one that is shown."""
         tables = [table for table in self.query(LaidOut) if table.is_on_screen and table.size]
         return next((table for table in tables if table.has_focus), tables[0] if tables else None)
 
@@ -257,9 +257,9 @@ class LiveScreen(CellSelection[None], inherit_bindings=False):
 
     def action_mark_failed(self) -> None:
         """Mark every failed or lost node and every failed rank."""
-        preferences, snapshot = self.shell.preferences, self.shell.snapshot
-        nodes = [node.name for node in snapshot.nodes if node.state in ("failed", "lost")]
-        ranks = [row.rank for row in snapshot.ranks if row.state == "failed"]
+        preferences, job_view = self.shell.preferences, self.shell.job_view
+        nodes = [node.name for node in job_view.nodes if node.state in ("failed", "lost")]
+        ranks = [row.rank for row in job_view.ranks if row.state == "failed"]
         preferences.nodes = list(dict.fromkeys([*preferences.nodes, *nodes]))
         preferences.ranks = list(dict.fromkeys([*preferences.ranks, *ranks]))
         self.shell.look_again()
@@ -282,7 +282,7 @@ class LiveScreen(CellSelection[None], inherit_bindings=False):
             self.set_focus(panes[(at + step) % len(panes)], scroll_visible=False)
 
     def _panes(self) -> list[LineView]:
-        """The panes that are shown and can have the focus."""
+        """Return the panes that are shown and can have the focus."""
         return [view for view in self.query(LineView) if view.can_focus and view.is_on_screen and view.size.height]
 
     def action_maximize(self) -> None:
@@ -293,11 +293,11 @@ class LiveScreen(CellSelection[None], inherit_bindings=False):
             self.shell.say("there is only one pane")
         else:
             self.maximize(self.focused)
-        # What a pane shows may depend on its height.
+        # The content of a pane may depend on its height.
         self.call_after_refresh(self.shell.look_again)
 
     def copied_text(self) -> str:
-        """What `y` copies: the selected row of the focused list."""
+        """Return what `y` copies: the selected row of the focused list."""
         return self.focused.text if isinstance(self.focused, Picker) else ""
 
     def action_copy(self) -> None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from textual.worker import Worker
 
     from supervisor.tui.looks import Glyphs
-    from supervisor.tui.model import Snapshot
+    from supervisor.tui.model import JobView
     from supervisor.tui.source import HomeJob, HomeSource
     from supervisor.tui.training import Newest
 
@@ -76,7 +76,7 @@ class HomeScreen(LiveScreen):
     _drawn = (-1, 0)
 
     def body(self) -> Iterable[Widget]:
-        """One table."""
+        """Yield one table."""
         yield JobTable("jobs")
 
     def on_screen_resume(self) -> None:
@@ -91,9 +91,9 @@ class HomeScreen(LiveScreen):
             self._reading.cancel()
             self._reading = None
 
-    def tick(self, snapshot: Snapshot, age_s: float, changed: bool) -> None:
+    def tick(self, job_view: JobView, age_s: float, changed: bool) -> None:
         """Show what the hosts have answered; ages grow by themselves."""
-        super().tick(snapshot, age_s, changed)
+        super().tick(job_view, age_s, changed)
         home = self.shell.home
         if home is None or self.has_class("-small"):
             return
@@ -107,7 +107,7 @@ class HomeScreen(LiveScreen):
         bar.redraw()
 
     def copied_text(self) -> str:
-        """The id of the job."""
+        """Return the id of the job."""
         chosen = self.query_one(JobTable).selected
         return chosen.job if isinstance(chosen, JobChoice) else ""
 
@@ -124,7 +124,7 @@ class HomeScreen(LiveScreen):
 
 
 def summary_rows(home: HomeSource, width: int, glyphs: Glyphs) -> tuple[Row, Row]:
-    """How many jobs there are in which states, and which hosts do not answer."""
+    """Return how many jobs there are in which states, and which hosts do not answer."""
     states = Counter(look_of(job) for job in home.jobs)
     answered, hosts = home.asked
     spans: list[Span] = [(f" {count(len(home.jobs), 'job')} ", "title")]
@@ -138,7 +138,7 @@ def summary_rows(home: HomeSource, width: int, glyphs: Glyphs) -> tuple[Row, Row
 
 
 def look_of(job: HomeJob) -> looks.Look:
-    """How the state of a job is shown."""
+    """Return how the state of a job is shown."""
     state = str(job.listed.get("state") or "")
     if not job.listed.get("live") and state not in ENDED_STATES:
         return _ABANDONED
@@ -148,7 +148,7 @@ def look_of(job: HomeJob) -> looks.Look:
 
 
 def home_columns(jobs: Sequence[HomeJob], glyphs: Glyphs, now_s: float) -> list[Column[HomeJob]]:
-    """The columns of the table of jobs."""
+    """Return the columns of the table of jobs."""
     progress = {id(job): _newest(job) for job in jobs}
 
     def state(job: HomeJob) -> Row:

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from textual.widget import Widget
 
     from remote_agent.wire.documents import IncidentDocument
-    from supervisor.tui.model import Snapshot
+    from supervisor.tui.model import JobView
 
 
-def _before_the_verdict(snapshot: Snapshot) -> Row:
-    """What is shown without an incident: nothing has failed, or its cause is still being found."""
-    failed = [rank for rank in snapshot.ranks if rank.state == "failed"]
+def _before_the_verdict(job_view: JobView) -> Row:
+    """Return what is shown without an incident: nothing has failed, or its cause is still being found."""
+    failed = [rank for rank in job_view.ranks if rank.state == "failed"]
     if not failed:
         return ((" no failure so far", "ok"),)
     ranks = f"rank {failed[0].rank} ({failed[0].node})" if len(failed) == 1 else f"{len(failed)} ranks"
@@ -41,7 +41,7 @@ class IncidentScreen(LiveScreen):
     NAME = "incident"
 
     def body(self) -> Iterable[Widget]:
-        """One page."""
+        """Yield one page."""
         yield Picker(title="incident", id="incident")
 
     def on_mount(self) -> None:
@@ -52,13 +52,13 @@ class IncidentScreen(LiveScreen):
         self._seen = 0
         self._drawn_s = 0
 
-    def tick(self, snapshot: Snapshot, age_s: float, changed: bool) -> None:
+    def tick(self, job_view: JobView, age_s: float, changed: bool) -> None:
         """Redraw every second, because the page shows durations and the time that is left."""
         now_s = int(times.now())
-        super().tick(snapshot, age_s, changed or now_s != self._drawn_s)
+        super().tick(job_view, age_s, changed or now_s != self._drawn_s)
         self._drawn_s = now_s
 
-    def show(self, snapshot: Snapshot) -> None:
+    def show(self, job_view: JobView) -> None:
         """Show the incident; the one that is read stays when a new one arrives."""
         picker = self.query_one(Picker)
         incidents = self.shell.source.incidents
@@ -68,12 +68,12 @@ class IncidentScreen(LiveScreen):
         incident = self._current()
         if incident is None:
             picker.heading, picker.note = "incident", ()
-            picker.placeholder = _before_the_verdict(snapshot)
+            picker.placeholder = _before_the_verdict(job_view)
             picker.show((), lambda index: ())
             return
         self._lines = incident_lines(
             incident,
-            snapshot,
+            job_view,
             picker.line_width or self.size.width - 1,
             self.shell.glyphs,
             unfolded=self._unfolded,
@@ -101,10 +101,10 @@ class IncidentScreen(LiveScreen):
     def _current(self) -> IncidentDocument | None:
         incidents = self.shell.source.incidents
         self._back = max(0, min(self._back, len(incidents) - 1))
-        return incidents[-1 - self._back] if incidents else self.shell.snapshot.incident
+        return incidents[-1 - self._back] if incidents else self.shell.job_view.incident
 
     def selection(self) -> Target:
-        """The culprit."""
+        """Return the culprit."""
         incident = self._current()
         if incident is None:
             return Target(None, None)

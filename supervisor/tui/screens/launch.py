@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from textual.widget import Widget
 
     from supervisor.tui.looks import Glyphs
-    from supervisor.tui.model import NodeRow, Snapshot
+    from supervisor.tui.model import JobView, NodeRow
 
 _LOOKS = {
     "up": ("✓", "+", "ok"),
@@ -48,23 +48,23 @@ class LaunchScreen(LiveScreen):
     NAME = "launch"
 
     def body(self) -> Iterable[Widget]:
-        """One list."""
+        """Yield one list."""
         yield Picker(title="bringing up the hosts", id="hosts")
 
-    def tick(self, snapshot: Snapshot, age_s: float, changed: bool) -> None:
+    def tick(self, job_view: JobView, age_s: float, changed: bool) -> None:
         """Let the seconds of the steps pass."""
-        super().tick(snapshot, age_s, changed)
-        if not changed and snapshot.bringing_up:
-            self.show(snapshot)
+        super().tick(job_view, age_s, changed)
+        if not changed and job_view.bringing_up:
+            self.show(job_view)
 
-    def show(self, snapshot: Snapshot) -> None:
+    def show(self, job_view: JobView) -> None:
         """Show how far each host is."""
         picker = self.query_one(Picker)
-        lines = launch_rows(snapshot, picker.line_width or self.size.width - 1, self.shell.glyphs, time.monotonic())
-        up = sum(is_up(node, snapshot) for node in snapshot.nodes)
-        failed = sum(node.link == "failed" for node in snapshot.nodes)
-        picker.heading = "bringing up the hosts" if snapshot.bringing_up else "connecting to the hosts"
-        note: list[Span] = [(f"{up} of {count(len(snapshot.nodes), 'host')} up", "ok" if up else "dim")]
+        lines = launch_rows(job_view, picker.line_width or self.size.width - 1, self.shell.glyphs, time.monotonic())
+        up = sum(is_up(node, job_view) for node in job_view.nodes)
+        failed = sum(node.link == "failed" for node in job_view.nodes)
+        picker.heading = "bringing up the hosts" if job_view.bringing_up else "connecting to the hosts"
+        note: list[Span] = [(f"{up} of {count(len(job_view.nodes), 'host')} up", "ok" if up else "dim")]
         if failed:
             note.append((f"  {failed} failed", "bad"))
         picker.note = tuple(note)
@@ -72,26 +72,26 @@ class LaunchScreen(LiveScreen):
         picker.show([key for key, _ in lines], lambda index: lines[index][1])
 
     def selection(self) -> Target:
-        """The selected host."""
+        """Return the selected host."""
         key = self.query_one(Picker).selected
         return Target(key[0] if isinstance(key, tuple) and key[0] else None)
 
 
-def is_up(node: NodeRow, snapshot: Snapshot) -> bool:
-    """Whether a host is connected; in a launch, whether its torch is found too."""
-    return node.link == "up" and (not snapshot.bringing_up or node.step == "ready")
+def is_up(node: NodeRow, job_view: JobView) -> bool:
+    """Return whether a host is connected; in a launch, whether its torch is found too."""
+    return node.link == "up" and (not job_view.bringing_up or node.step == "ready")
 
 
-def launch_rows(snapshot: Snapshot, width: int, glyphs: Glyphs, now_s: float) -> list[tuple[tuple[str, int], Row]]:
-    """Keys and rows: a line per host, and below a failed one why and what to do; now_s: time.monotonic()."""
+def launch_rows(job_view: JobView, width: int, glyphs: Glyphs, now_s: float) -> list[tuple[tuple[str, int], Row]]:
+    """Return keys and rows: a line per host, and below a failed one why and what to do; now_s: time.monotonic()."""
     lines: list[tuple[tuple[str, int], Row]] = []
-    room = name_width(snapshot.nodes)
-    for node in snapshot.nodes:
-        for number, row in enumerate(_host(node, room, width, glyphs, now_s if snapshot.bringing_up else None)):
+    room = name_width(job_view.nodes)
+    for node in job_view.nodes:
+        for number, row in enumerate(_host(node, room, width, glyphs, now_s if job_view.bringing_up else None)):
             lines.append(((node.name, number), row))
-    if snapshot.problem:
-        details = [(line, "bad") for line in wrap(snapshot.problem, width - 2)]
-        details += [(line, "text") for line in wrap(snapshot.hint, width - 2)] if snapshot.hint else []
+    if job_view.problem:
+        details = [(line, "bad") for line in wrap(job_view.problem, width - 2)]
+        details += [(line, "text") for line in wrap(job_view.hint, width - 2)] if job_view.hint else []
         lines.append((("", 0), ()))
         for number, (line, role) in enumerate(details, 1):
             lines.append((("", number), ((f" {line}", role),)))
@@ -129,7 +129,7 @@ def _spinner(node: NodeRow, glyphs: Glyphs, now_s: float) -> str:
 
 
 def _host(node: NodeRow, room: int, width: int, glyphs: Glyphs, now_s: float | None) -> list[Row]:
-    """One host; now_s: it is being brought up, and not ready before its last stage is done."""
+    """Return one host; now_s: it is being brought up, and not ready before its last stage is done."""
     mark, ascii_mark, role = _LOOKS.get(node.link, ("-", "-", "off"))
     mark = ascii_mark if glyphs.ascii else mark
     if now_s is not None and node.link == "up" and node.step != "ready":

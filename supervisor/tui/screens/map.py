@@ -1,6 +1,6 @@
 """The overview: nodes and ranks with their states, what happened, what is being printed.
 
-In: snapshots, the history's series, the newest rows of all logs. Out: a selection; a way into everything else.
+In: job views, the history's series, the newest rows of all logs. Out: a selection; a way into everything else.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ if TYPE_CHECKING:
 
     from remote_agent.wire.documents import JournalEvent
     from supervisor.history import Series
-    from supervisor.tui.model import Snapshot
+    from supervisor.tui.model import JobView
     from supervisor.tui.rows.spans import Row
 
 # The tail is a glance: a few frames a second are enough, and every frame asks all nodes.
 TAIL_EVERY_S: Final = 0.4
 WIDE: Final = 120
-# From here on events and log are side by side.
+# From this width on, events and log are side by side.
 WIDER: Final = 150
-# A title, a line of progress, four lines of curves and the time.
+# This has room for a title, a line of progress, four lines of curves and the time.
 CHARTS_MIN: Final = 7
-# Least heights: a title, column names and two rows; a title and three lines.
+# Events need at least a title, column names and two rows; the log needs a title and three lines.
 EVENTS_MIN: Final = 4
 LOG_MIN: Final = 4
 LOG_GOOD: Final = 7
@@ -80,13 +80,13 @@ class Dashboard(LineView, can_focus=False):
 
     def show(
         self,
-        snapshot: Snapshot,
+        job_view: JobView,
         newest: training.Newest,
         events: Sequence[JournalEvent],
         series: Series | None,
     ) -> None:
         """Show a newer state; the line of progress each time, curves and strips when there is something new."""
-        self._again = functools.partial(self.show, snapshot, newest, events, series)
+        self._again = functools.partial(self.show, job_view, newest, events, series)
         width, height = self.line_width, self.body_height
         self._printing = newest if newest.printing else self._printing
         known = training.strips_known(series)
@@ -95,9 +95,9 @@ class Dashboard(LineView, can_focus=False):
         if made != self._made or self._training is None:
             self._made, self._training = made, training.gather(events, series)
             args = (self._training, strip, width, height - 1, self.glyphs)
-            self._charts = training.dashboard(snapshot, self._printing or newest, *args)
+            self._charts = training.dashboard(job_view, self._printing or newest, *args)
         cost = goodput(events, times.now(), self._training.again_s)
-        line = training.progress_row(newest, cost, width, self.glyphs, ended=snapshot.ended)
+        line = training.progress_row(newest, cost, width, self.glyphs, ended=job_view.ended)
         self._rows = [line, *self._charts]
         self.redraw()
 
@@ -129,7 +129,7 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
     AUTO_FOCUS = "#nodes"
 
     def body(self) -> Iterable[Widget]:
-        """The panes; which of them are shown depends on the size."""
+        """Yield the panes; which of them are shown depends on the size."""
         yield Dashboard("training")
         yield ChartView("chart")
         yield RankGrid("grid")
@@ -152,16 +152,16 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
         self._past = Past(self.shell)
         self._zoomed = Past(self.shell)
 
-    def show(self, snapshot: Snapshot) -> None:
+    def show(self, job_view: JobView) -> None:
         """Lay out for the job's size, then fill the panes that are visible."""
-        newest = training.newest(snapshot)
-        layout, memory = self._arrange(snapshot, newest.is_known), self.shell.preferences
+        newest = training.newest(job_view)
+        layout, memory = self._arrange(job_view, newest.is_known), self.shell.preferences
         nodes, ranks = set(memory.nodes), set(memory.ranks)
         if layout.training:
-            self.query_one(Dashboard).show(snapshot, newest, self.shell.source.events, self._past.series)
+            self.query_one(Dashboard).show(job_view, newest, self.shell.source.events, self._past.series)
         if layout.nodes:
             self.query_one(NodeTable).show_nodes(
-                snapshot,
+                job_view,
                 worst_first=bool(layout.grid),
                 with_ranks=not layout.grid,
                 marked=nodes,
@@ -169,28 +169,28 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
             )
         if layout.ranks:
             table = self.query_one("#side" if layout.beside else "#ranks", RankTable)
-            table.show_ranks(snapshot, ranks, memory.problems_only)
+            table.show_ranks(job_view, ranks, memory.problems_only)
         if layout.grid:
-            self.query_one(RankGrid).show(snapshot, layout.per_node, ranks, nodes)
+            self.query_one(RankGrid).show(job_view, layout.per_node, ranks, nodes)
         self._show_events()
-        self._show_tail(snapshot, layout)
+        self._show_tail(job_view, layout)
         if self.place_chart(0):
-            whole, series = self._zoomed.whole(snapshot), self._zoomed.series
+            whole, series = self._zoomed.whole(job_view), self._zoomed.series
             chart = self.query_one(ChartView)
             chart.show("history of the job", series, whole, None, lambda known: training.job_charts(known, newest))
 
-    def _arrange(self, snapshot: Snapshot, trains: bool) -> MapLayout:
+    def _arrange(self, job_view: JobView, trains: bool) -> MapLayout:
         width, height = self.size.width, self.size.height - 4
         curves = self._past.series is not None and bool(self._past.series.ranks)
         # The last cell is the scroll bar's.
-        per_node = nodes_per_line(width - 1, tables.name_width(snapshot.nodes) + 1, True)
+        per_node = nodes_per_line(width - 1, tables.name_width(job_view.nodes) + 1, True)
         layout = map_layout(
             width,
             height,
-            len(snapshot.nodes),
-            len(snapshot.ranks),
-            lines_needed(snapshot, width),
-            -(-len(snapshot.nodes) // per_node),
+            len(job_view.nodes),
+            len(job_view.ranks),
+            lines_needed(job_view, width),
+            -(-len(job_view.nodes) // per_node),
             # While a new group imports, the history is what is known.
             trains=trains or curves,
             curves=curves,
@@ -233,13 +233,13 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
         if at_end and rows:
             picker.select(len(rows) - 1)
 
-    def _show_tail(self, snapshot: Snapshot, layout: MapLayout) -> None:
+    def _show_tail(self, job_view: JobView, layout: MapLayout) -> None:
         tail = self.query_one(VirtualLog)
-        if not layout.log or snapshot.generation is None or snapshot.generation < 0:
+        if not layout.log or job_view.generation is None or job_view.generation < 0:
             return
         if tail.feed is None:
             tail.open(MergedFeed(self.shell.source, Selection("all", None, BOTH, None, ALL)))
-        tail.source_width = tables.name_width(snapshot.nodes) + 2 + len(str(max(1, len(snapshot.ranks) - 1)))
+        tail.source_width = tables.name_width(job_view.nodes) + 2 + len(str(max(1, len(job_view.ranks) - 1)))
         self._title_tail()
 
     @on(VirtualLog.Changed)
@@ -251,34 +251,34 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
             tail.note = (*tail.note, (f"  {tail.absent_text}", "warn"))
         tail.redraw()
 
-    def tick(self, snapshot: Snapshot, age_s: float, changed: bool) -> None:
+    def tick(self, job_view: JobView, age_s: float, changed: bool) -> None:
         """Keep the tail moving in the background."""
-        super().tick(snapshot, age_s, changed)
+        super().tick(job_view, age_s, changed)
         tail = self.query_one(VirtualLog)
         if tail.display and tail.feed is not None:
             tail.tick()
-        self._ask_series(snapshot)
+        self._ask_series(job_view)
 
-    def _ask_series(self, snapshot: Snapshot) -> None:
+    def _ask_series(self, job_view: JobView) -> None:
         """Ask the nodes for newer series, in the background, if charts or curves are shown."""
         chart = self.query_one(ChartView)
         if chart.is_maximized:
-            self._zoomed.ask(snapshot, training.JOB_KINDS, training.chosen(snapshot), chart.points, zoom=chart.zoom)
+            self._zoomed.ask(job_view, training.JOB_KINDS, training.chosen(job_view), chart.points, zoom=chart.zoom)
             return
         layout = self._layout
-        has_past = snapshot.generation is not None and snapshot.generation > 0
+        has_past = job_view.generation is not None and job_view.generation > 0
         if layout is None or not (layout.training or has_past) or self.size.width < WIDE:
             return
-        self._past.ask(snapshot, *training.asked(snapshot), points=2 * self.size.width * 3 // 5)
+        self._past.ask(job_view, *training.asked(job_view), points=2 * self.size.width * 3 // 5)
 
     def selection(self) -> Target:
-        """What the focused pane has selected; else what the first one has."""
+        """Return what the focused pane has selected; else what the first one has."""
         focused = self.focused
         if isinstance(focused, RankGrid):
             node, rank = focused.selection
             return Target(node, rank)
         if isinstance(focused, RankTable) and isinstance(focused.selected, int):
-            row = self.shell.snapshot.rank(focused.selected)
+            row = self.shell.job_view.rank(focused.selected)
             return Target(row.node if row else None, focused.selected)
         if focused is not None and focused.id == "events":
             return self.shell.target_of_event(self.query_one("#events", Picker).selected)
@@ -348,16 +348,16 @@ def map_layout(
     trains: bool = False,
     curves: bool = False,
 ) -> MapLayout:
-    """The layout for a body of `body` lines, which adds up to exactly that.
+    """Return the layout for a body of `body` lines, which adds up to exactly that.
 
     trains, curves: there is progress to show, and a history of it.
     """
     plain = _layout_without_training(width, body, nodes, ranks, grid_lines, grid_lines_per_node)
     rest, height = plain.events + plain.log, 0
-    # Below a heat map they are a few lines: as wide as there is room.
+    # Below a heat map, events and log are only a few lines high, so each gets the whole width.
     abreast = width >= WIDER and plain.log > 0 and not plain.grid
     if trains and plain.log:
-        # Events and log give it their room; a part of it would be no curve.
+        # Events and log give the charts their room; with only a part of it there would be no curve.
         charts = min(rest - LOG_GOOD - (0 if abreast else EVENTS_MIN), body // 2) if curves and width >= WIDE else 0
         height = charts if charts >= CHARTS_MIN else min(1, max(0, plain.log - LOG_MIN))
     rest -= height

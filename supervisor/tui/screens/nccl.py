@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from remote_agent.wire.documents import Status
     from supervisor.nccl import Fabric
     from supervisor.tui.looks import Glyphs
-    from supervisor.tui.model import Snapshot
+    from supervisor.tui.model import JobView
 
 WIDE: Final = 100
-# The columns of the table of nodes: fact, name, least width, widest.
+# The table of nodes has these columns: fact, name, least width, greatest width.
 COLUMNS: Final = (
     ("version", "version", 8, 17),
     ("network", "network", 7, 14),
@@ -45,7 +45,7 @@ COLUMNS: Final = (
     ("channels", "chan", 4, 4),
     ("devices", "devices", 12, 40),
 )
-# Nodes that have the same of these are shown as one where there is no room for each.
+# Nodes with equal values of these facts are shown as one if there is no room for each.
 ALIKE: Final = ("version", "network", "gdr", "nvls")
 _ODD: Final = {"error": ("X", "bad"), "warning": ("!", "warn"), "info": ("-", "dim")}
 
@@ -66,7 +66,7 @@ class NcclPage(PageBuilder):
         self.nodes: dict[tuple[str, int], str] = {}
         """By line: the node to go to."""
         self.more: dict[tuple[str, int], list[str]] = {}
-        """By line: its text in full, and what to do."""
+        """The full text of a line, and the advice for it."""
 
     def about(self, row: Row, nodes: tuple[str, ...], *more: str) -> None:
         """Add a line about nodes; `more`: its full text, shown when the line is selected."""
@@ -78,7 +78,7 @@ class NcclPage(PageBuilder):
 
 
 def nccl_page(fabric: Fabric, width: int, glyphs: Glyphs) -> NcclPage:
-    """The page of NCCL's output."""
+    """Return the page of NCCL's output."""
     page = NcclPage(fabric, width, glyphs)
     _odd(page)
     _matrix(page)
@@ -90,7 +90,7 @@ def nccl_page(fabric: Fabric, width: int, glyphs: Glyphs) -> NcclPage:
 
 
 def no_output(generation: int, status: Status, width: int) -> list[Row]:
-    """What to do if there is no output of NCCL."""
+    """Return what to do if there is no output of NCCL."""
     text = (
         f"no NCCL output yet in generation {max(0, generation)}: its log is off, no rank has initialized it yet, "
         "or the job uses gloo only."
@@ -104,7 +104,7 @@ def no_output(generation: int, status: Status, width: int) -> list[Row]:
 
 
 def short(transport: str) -> str:
-    """A transport in few cells: `IB+GDR` for `NET/IB/GDRDMA`."""
+    """Return a transport in few cells: `IB+GDR` for `NET/IB/GDRDMA`."""
     name = transport.removeprefix("NET/").replace("/GDRDMA", "+GDR")
     return "SHM" if name.startswith("SHM") else name
 
@@ -178,7 +178,7 @@ def _matrix(page: NcclPage) -> None:
 
 
 def _cell(kinds: Counter[str], width: int, usual: str, more: str) -> Span:
-    """The transports of one field; loud where they are not what most nodes use."""
+    """Return the transports of one field; loud where they are not what most nodes use."""
     if not kinds:
         return (fit("-", width) + " ", "off")
     names = list(dict.fromkeys(short(kind) for kind, _ in kinds.most_common()))
@@ -204,7 +204,7 @@ def _across(fabric: Fabric, one: NodeGroup, other: NodeGroup) -> Counter[str]:
 
 
 def groups_of(fabric: Fabric, room: int) -> list[NodeGroup]:
-    """Each node as its own group if there is room; otherwise nodes with equal output, the smallest groups first."""
+    """Return each node as a group if there is room; otherwise nodes with equal output, the smallest groups first."""
     if len(fabric.nodes) <= room:
         return [NodeGroup(node, (node,)) for node in fabric.nodes]
     alike: dict[object, list[str]] = {}
@@ -280,7 +280,7 @@ def _environment(page: NcclPage) -> None:
 
 
 def lines_of(rows: list[Row]) -> list[PageLine]:
-    """Rows as lines of a page."""
+    """Return rows as lines of a page."""
     return [PageLine(("", number), row) for number, row in enumerate(rows)]
 
 
@@ -294,7 +294,7 @@ class NcclScreen(LiveScreen):
     NAME = "nccl"
 
     def body(self) -> Iterable[Widget]:
-        """One page, and the details of the selected line."""
+        """Yield one page, and the details of the selected line."""
         yield Picker(title="nccl", id="nccl")
         yield DetailPane("detail")
 
@@ -309,10 +309,10 @@ class NcclScreen(LiveScreen):
         self.query_one(DetailPane).display = False
         self.query_one(Picker).placeholder = ((" asking the nodes", "dim"),)
 
-    def tick(self, snapshot: Snapshot, age_s: float, changed: bool) -> None:
+    def tick(self, job_view: JobView, age_s: float, changed: bool) -> None:
         """Ask the nodes again every few seconds while the screen is visible."""
-        super().tick(snapshot, age_s, changed)
-        if snapshot.state and time.monotonic() - self._asked_at > EVERY_S:
+        super().tick(job_view, age_s, changed)
+        if job_view.state and time.monotonic() - self._asked_at > EVERY_S:
             self._asked_at = time.monotonic()
             self.run_worker(self._ask, group="nccl", exclusive=True, exit_on_error=False)  # type: ignore[arg-type]
 
@@ -323,11 +323,11 @@ class NcclScreen(LiveScreen):
             self.shell.say(error.message, title="nccl", level="warning")
         self.shell.look_again()
 
-    def show(self, snapshot: Snapshot) -> None:
+    def show(self, job_view: JobView) -> None:
         """Show the newest answer."""
         picker, fabric = self.query_one(Picker), self._fabric
         width = picker.line_width or self.size.width - 1
-        drawn = (fabric, width, snapshot.generation, snapshot.world_size, self.shell.source.status.get("environment"))
+        drawn = (fabric, width, job_view.generation, job_view.world_size, self.shell.source.status.get("environment"))
         if fabric is None or self._drawn == drawn:
             return
         self._drawn = drawn
@@ -337,13 +337,13 @@ class NcclScreen(LiveScreen):
             self._lines, self._about, self._more = page.lines, page.nodes, page.more
         else:
             self._lines, self._about = (
-                lines_of(no_output(snapshot.generation or 0, self.shell.source.status, width)),
+                lines_of(no_output(job_view.generation or 0, self.shell.source.status, width)),
                 {},
             )
             self._more = {}
         ranks = sum(len(numbers) for numbers in fabric.ranks.values())
         picker.heading = f"nccl, generation {max(0, fabric.generation)}"
-        picker.note = ((f"{ranks} of {snapshot.world_size or '?'} ranks reported", "dim"),)
+        picker.note = ((f"{ranks} of {job_view.world_size or '?'} ranks reported", "dim"),)
         lines = self._lines
         picker.show([line.key for line in lines], lambda index: lines[index].row)
         if first and self._more:
@@ -368,7 +368,7 @@ class NcclScreen(LiveScreen):
         self._show_more()
 
     def selection(self) -> Target:
-        """The node that the selected line is about."""
+        """Return the node that the selected line is about."""
         selected = self.query_one(Picker).selected
         return Target(self._about.get(selected) if isinstance(selected, tuple) else None)
 

@@ -1,6 +1,6 @@
 """The run so far: its generations with why each began and ended, the phases of each restart, the journal.
 
-In: snapshots, events. Out: a selection; ways to the logs and to what an event is about.
+In: job views, events. Out: a selection; ways to the logs and to what an event is about.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from remote_agent.wire.documents import Status
     from supervisor.history import Series
     from supervisor.tui.looks import Glyphs
-    from supervisor.tui.model import Snapshot
+    from supervisor.tui.model import JobView
     from supervisor.tui.rows.spans import Row, Span
 
-# Letter and role by phase: the letter alone tells them apart.
+# Each phase has a letter and a role; the letter alone tells them apart.
 PHASES: Final = {
     "detect": ("d", "bad"),
     "stop": ("s", "warn"),
@@ -53,14 +53,14 @@ _LETTERS: Final = [f"{letter} {phase_name(name)}" for name, (letter, _) in PHASE
 LEGEND: Final = "restart: " + "  ".join(_LETTERS[:5])
 WIDE_LEGEND: Final = "restart: " + "  ".join(_LETTERS)
 BAR: Final = 24
-# Cells from which generations have their step time.
+# From this width on, generations show their step time.
 SPEEDS_FROM: Final = 100
 
 
 def run_columns(
-    runs: Sequence[Run], snapshot: Snapshot, width: int, glyphs: Glyphs, series: Series | None = None
+    runs: Sequence[Run], job_view: JobView, width: int, glyphs: Glyphs, series: Series | None = None
 ) -> list[Column[Run]]:
-    """The columns of the table of generations; from the history, step time and throughput of each."""
+    """Return the columns of the table of generations; from the history, step time and throughput of each."""
     longest = max((run.took_ms or 0.0 for run in runs), default=0.0)
     columns: list[Column[Run]] = [
         Column("gen", 4, lambda run: ((f"g{run.number}", "title"),), 9),
@@ -72,15 +72,15 @@ def run_columns(
         Column("restart", 9, lambda run: ((_took(run), "text"),), 8, at_right=True),
     ]
     if series is not None and width >= SPEEDS_FROM:
-        columns += speed_columns(runs, series, newest(snapshot).unit)
+        columns += speed_columns(runs, series, newest(job_view).unit)
     if width >= 120:
         columns.append(Column("phases", BAR, lambda run: tuple(bar_spans(run, longest, BAR, glyphs)), 3))
-    columns.append(Column("ended", 0, lambda run: _outcome(run, snapshot), 9))
+    columns.append(Column("ended", 0, lambda run: _outcome(run, job_view), 9))
     return columns
 
 
 def speed_columns(runs: Sequence[Run], series: Series, unit: str) -> list[Column[Run]]:
-    """The median step time of each generation, and its throughput if ranks print one in this unit."""
+    """Return the median step time of each generation, and its throughput if ranks print one in this unit."""
     speeds = {run.number: _speeds(run, series) for run in runs}
 
     def step_time(run: Run) -> Row:
@@ -110,10 +110,10 @@ def _speeds(run: Run, series: Series) -> tuple[float | None, float | None]:
     return step_s, rate * run.world_size if rate is not None and run.world_size else None
 
 
-def _outcome(run: Run, snapshot: Snapshot) -> Row:
+def _outcome(run: Run, job_view: JobView) -> Row:
     if run.how:
         return ((run.how, run.role),)
-    return ((snapshot.look.word.lower(), snapshot.look.role),)
+    return ((job_view.look.word.lower(), job_view.look.role),)
 
 
 def _took(run: Run) -> str:
@@ -121,14 +121,14 @@ def _took(run: Run) -> str:
 
 
 def lasted(run: Run) -> str:
-    """Its duration, until its end or now."""
+    """Return its duration, until its end or now."""
     began = values.local_time(run.began_at)
     ended = values.local_time(run.ended_at) or datetime.datetime.fromtimestamp(times.now(), tz=datetime.timezone.utc)
     return values.duration(max(0.0, (ended - began).total_seconds())) if began is not None else "-"
 
 
 def bar_spans(run: Run, longest_ms: float, width: int, glyphs: Glyphs) -> list[Span]:
-    """The phases of its restart, each as long as it took; a letter tells them apart without colours."""
+    """Return the phases of its restart, each as long as it took; a letter tells them apart without colours."""
     line = "-" if glyphs.ascii else "━"
     return [
         (PHASES[name][0] + line * (cells - 1), PHASES[name][1]) for name, cells in bar(run.phases, longest_ms, width)
@@ -137,13 +137,13 @@ def bar_spans(run: Run, longest_ms: float, width: int, glyphs: Glyphs) -> list[S
 
 def run_lines(
     run: Run,
-    snapshot: Snapshot,
+    job_view: JobView,
     status: Status,
     differs: Sequence[tuple[str, dict[str, tuple[str, ...]]]],
     width: int,
     glyphs: Glyphs,
 ) -> list[Row]:
-    """Facts about one generation, and about the whole job."""
+    """Return facts about one generation, and about the whole job."""
     facts: list[tuple[str, str, str]] = []
     facts.append(("began", f"{values.clock(run.began_at)}, {run.because}", "text"))
     if run.how:
@@ -154,7 +154,7 @@ def run_lines(
     mark = "S" if glyphs.ascii else "◆"
     lines += fact_lines([("saved", f"{mark} {words}", "key") for words in _saved(run, status)], width)
     ranks = f"{run.world_size or '?'} ranks on {fold(run.nodes)}"
-    charged = f"restarts {run.restarts}/{snapshot.max_restarts or 0}"
+    charged = f"restarts {run.restarts}/{job_view.max_restarts or 0}"
     more = [("world", f"{ranks}   {charged}", "text")]
     if run.starts:
         more.append(("ranks", run.starts, "text"))
@@ -167,13 +167,13 @@ def run_lines(
     for name, by_value in differs:
         text = "; ".join(f"{value} on {fold(nodes)}" for value, nodes in by_value.items())
         more.append(("differs", f"{name}: {text}", "warn"))
-    if snapshot.script:
-        more.append(("command", snapshot.script, "dim"))
+    if job_view.script:
+        more.append(("command", job_view.script, "dim"))
     return lines + fact_lines(more, width)
 
 
 def _saved(run: Run, status: Status) -> list[str]:
-    """The kept snapshots that this generation has written, newest first; `x b` goes back to one."""
+    """Return the kept snapshots that this generation has written, newest first; `x b` goes back to one."""
     began, ended = values.local_time(run.began_at), values.local_time(run.ended_at)
     snapshots = []
     for one in reversed(status.get("snapshots") or ()):
@@ -184,7 +184,7 @@ def _saved(run: Run, status: Status) -> list[str]:
 
 
 def _restart(run: Run, width: int, glyphs: Glyphs) -> list[Row]:
-    """The phases as a bar, and in numbers."""
+    """Return the phases as a bar, and in numbers."""
     room = max(10, width - 12)
     numbers: list[Row] = []
     for name, value in run.phases.items():
@@ -196,7 +196,7 @@ def _restart(run: Run, width: int, glyphs: Glyphs) -> list[Row]:
     return [(*head, (total, "text"), *spans), *flow(((" " * 11, ""),), numbers, width)]
 
 
-# Lines of the journal that stay whatever stands above.
+# The journal keeps at least this many lines, whatever is above it.
 EVENTS_MIN = 4
 
 
@@ -207,7 +207,7 @@ class RunScreen(LiveScreen):
     AUTO_FOCUS = "#events"
 
     def body(self) -> Iterable[Widget]:
-        """Three panes."""
+        """Yield the three panes."""
         yield Picker(title="generations", head=True, id="generations")
         yield DetailPane("generation")
         yield Picker(title="events", id="events")
@@ -220,22 +220,22 @@ class RunScreen(LiveScreen):
         self.query_one("#events", Picker).placeholder = ((" no event yet", "dim"),)
         self._generations.placeholder = ((" no generation yet", "dim"),)
 
-    def tick(self, snapshot: Snapshot, age_s: float, changed: bool) -> None:
+    def tick(self, job_view: JobView, age_s: float, changed: bool) -> None:
         """Keep the history of all generations new."""
-        super().tick(snapshot, age_s, changed)
+        super().tick(job_view, age_s, changed)
         if self.size.width >= SPEEDS_FROM:
-            self._past.ask(snapshot, ("step_s", "rate"), chosen(snapshot), self.size.width)
+            self._past.ask(job_view, ("step_s", "rate"), chosen(job_view), self.size.width)
 
     @property
     def _generations(self) -> Picker:
         return self.query_one("#generations", Picker)
 
-    def show(self, snapshot: Snapshot) -> None:
+    def show(self, job_view: JobView) -> None:
         """Show the newest state; if the end of the journal is not in view, the view does not move."""
         events = self.shell.source.events
         self._runs.follow(events)
-        self._show_generations(snapshot)
-        self._show_detail(snapshot)
+        self._show_generations(job_view)
+        self._show_detail(job_view)
         picker = self.query_one("#events", Picker)
         at_end, rows = picker.at_end, self.shell.event_rows
         glyphs, width = self.shell.glyphs, self.size.width
@@ -244,11 +244,11 @@ class RunScreen(LiveScreen):
         if at_end and rows:
             picker.select(len(rows) - 1)
 
-    def _show_generations(self, snapshot: Snapshot) -> None:
+    def _show_generations(self, job_view: JobView) -> None:
         picker = self._generations
         newest_first = self._runs.runs[::-1]
         by_number = {run.number: run for run in newest_first}
-        columns = run_columns(newest_first, snapshot, self.size.width, self.shell.glyphs, self._past.series)
+        columns = run_columns(newest_first, job_view, self.size.width, self.shell.glyphs, self._past.series)
         table = Table(columns, self.size.width - 1, self.shell.glyphs)
         picker.head = table.head()
         picker.heading = count(len(newest_first), "generation") if newest_first else "generations"
@@ -263,14 +263,14 @@ class RunScreen(LiveScreen):
         if follows and keys:
             picker.select(keys[0])
 
-    def _show_detail(self, snapshot: Snapshot) -> None:
+    def _show_detail(self, job_view: JobView) -> None:
         page = self.query_one(DetailPane)
         run = next((run for run in self._runs.runs if run.number == self._generations.selected), None)
         page.display = run is not None
         if run is None:
             return
         source = self.shell.source
-        lines = run_lines(run, snapshot, source.status, self._runs.differing(), self.size.width - 1, self.shell.glyphs)
+        lines = run_lines(run, job_view, source.status, self._runs.differing(), self.size.width - 1, self.shell.glyphs)
         room = self.size.height - 4 - self._table_lines
         page.styles.height = max(2, min(len(lines) + 1, room - EVENTS_MIN))
         page.show_rows(f"generation {run.number}", lines)
@@ -278,10 +278,10 @@ class RunScreen(LiveScreen):
     @on(Picker.Moved)
     def _moved(self, event: Picker.Moved) -> None:
         if event.view.id == "generations":
-            self._show_detail(self.shell.snapshot)
+            self._show_detail(self.shell.job_view)
 
     def selection(self) -> Target:
-        """The node and rank of the selected event."""
+        """Return the node and rank of the selected event."""
         if self.focused is self._generations:
             return Target()
         return self.shell.target_of_event(self.query_one("#events", Picker).selected)

@@ -54,7 +54,7 @@ class Ask(Horizontal):
         self._take, self._follow = take, follow
         asked = self.query_one("#asked", Static)
         asked.update(name)
-        # A space after a word, none after a sign.
+        # A space follows a word, but not a sign.
         asked.styles.padding = (0, int(name[-1:].isalpha()), 0, 1)
         self._say("")
         field = self.query_one(Input)

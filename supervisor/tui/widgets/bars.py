@@ -1,6 +1,6 @@
 """The bars above and below every screen: state of the job, screens and keys.
 
-In: a snapshot; the name of the screen. Out: two rows each.
+In: a job view; the name of the screen. Out: two rows each.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from supervisor.tui.looks import Glyphs
-    from supervisor.tui.model import Snapshot
+    from supervisor.tui.model import JobView
 
 # At least this many cells of a failure are shown: the rank and the first word.
 LEAST_FAILURE: Final = 22
 
 
 def alert_rows(
-    snapshot: Snapshot,
+    job_view: JobView,
     age_s: float,
     width: int,
     glyphs: Glyphs,
@@ -40,45 +40,45 @@ def alert_rows(
     replay_status: str = "",
     waits: str = "",
 ) -> tuple[Row, Row]:
-    """The state of the job in one row; the failure and the next step, or what a start waits for, in the other."""
-    end = _age(snapshot, age_s) if paused_s is None else ((f" PAUSED {values.age(paused_s)} ", "pill"),)
+    """Return a row with the state of the job, and one with the failure and the next step, or what a start waits for."""
+    end = _age(job_view, age_s) if paused_s is None else ((f" PAUSED {values.age(paused_s)} ", "pill"),)
     end = ((f"{replay_status} ", "warn"),) if replay_status else end
     # A frozen display stays at its time.
     now_s = times.now() - (paused_s or 0.0)
-    state = _state_row(snapshot, end, width, glyphs)
+    state = _state_row(job_view, end, width, glyphs)
     waiting: Row = ((f" {waits}  ", "start"),) if waits else EMPTY
-    return state, (*waiting, *_next_row(snapshot, age_s, now_s, width - row_width(waiting), glyphs))
+    return state, (*waiting, *_next_row(job_view, age_s, now_s, width - row_width(waiting), glyphs))
 
 
-def _state_row(snapshot: Snapshot, end: Row, width: int, glyphs: Glyphs) -> Row:
-    look = snapshot.look
+def _state_row(job_view: JobView, end: Row, width: int, glyphs: Glyphs) -> Row:
+    look = job_view.look
     word, role = look.word, look.role
-    glyph = "-" if snapshot.stale else glyphs.of(look)
-    if not snapshot.state:
-        glyph, word, role = _without_status(snapshot)
-    role = "off" if snapshot.stale and snapshot.state else role
+    glyph = "-" if job_view.stale else glyphs.of(look)
+    if not job_view.state:
+        glyph, word, role = _without_status(job_view)
+    role = "off" if job_view.stale and job_view.state else role
     facts: list[tuple[int, Row]] = [
-        (9, (((snapshot.job or "no job yet"), "title"),)),
+        (9, (((job_view.job or "no job yet"), "title"),)),
         (10, ((f"{glyph} {word}", role),)),
     ]
-    if snapshot.generation is not None and snapshot.generation >= 0:
-        facts.append((6, _pair("generation", snapshot.generation, width)))
-    if snapshot.world_size:
-        facts.append((5, _pair("world", snapshot.world_size, width)))
-    if snapshot.train_step is not None:
-        facts.append((7, _pair("step", f"{snapshot.train_step:,}", width)))
-    if snapshot.restarts or (snapshot.max_restarts and width >= 100):
-        facts.append((4, _pair("restarts", f"{snapshot.restarts}/{snapshot.max_restarts}", width)))
-    facts += _counts(snapshot)
+    if job_view.generation is not None and job_view.generation >= 0:
+        facts.append((6, _pair("generation", job_view.generation, width)))
+    if job_view.world_size:
+        facts.append((5, _pair("world", job_view.world_size, width)))
+    if job_view.train_step is not None:
+        facts.append((7, _pair("step", f"{job_view.train_step:,}", width)))
+    if job_view.restarts or (job_view.max_restarts and width >= 100):
+        facts.append((4, _pair("restarts", f"{job_view.restarts}/{job_view.max_restarts}", width)))
+    facts += _counts(job_view)
     room = width - row_width(end) - 2
     row = fit_parts(facts, room, glyphs.more, gap=3 if width >= 100 else 2, least=2)
     return spread([(" ", ""), *row], end, width, glyphs.more)
 
 
-def _without_status(snapshot: Snapshot) -> tuple[str, str, str]:
-    if snapshot.problem:
-        return "X", "LAUNCH FAILED" if snapshot.bringing_up else "UNREACHABLE", "bad"
-    return "~", "LAUNCHING" if snapshot.bringing_up else "CONNECTING", "start"
+def _without_status(job_view: JobView) -> tuple[str, str, str]:
+    if job_view.problem:
+        return "X", "LAUNCH FAILED" if job_view.bringing_up else "UNREACHABLE", "bad"
+    return "~", "LAUNCHING" if job_view.bringing_up else "CONNECTING", "start"
 
 
 def _pair(name: str, value: object, width: int) -> Row:
@@ -86,58 +86,58 @@ def _pair(name: str, value: object, width: int) -> Row:
     return ((f"{short} ", "dim"), (str(value), "text"))
 
 
-def _counts(snapshot: Snapshot) -> list[tuple[int, Row]]:
-    there = [node for node in snapshot.nodes if node.state not in ("lost", "failed")]
+def _counts(job_view: JobView) -> list[tuple[int, Row]]:
+    there = [node for node in job_view.nodes if node.state not in ("lost", "failed")]
     members = [node for node in there if node.ranks or node.state == "running"]
-    awaited = [node for node in snapshot.nodes if node.state not in ("removed", "spare")]
+    awaited = [node for node in job_view.nodes if node.state not in ("removed", "spare")]
     facts: list[tuple[int, Row]] = []
-    if awaited and not snapshot.state:
-        up = sum(node.link == "up" for node in snapshot.nodes)
+    if awaited and not job_view.state:
+        up = sum(node.link == "up" for node in job_view.nodes)
         facts.append((3, ((f"{up}/{len(awaited)}", "text"), (" hosts up", "dim"))))
     elif awaited:
         facts.append((3, ((f"{len(members)}/{len(awaited)}", "text"), (" nodes", "dim"))))
-    if snapshot.ranks:
-        alive = sum(snapshot.states[state] for state in LIVE_RANKS)
-        done = snapshot.states["succeeded"]
-        share = f"{done}/{len(snapshot.ranks)}" if done and not alive else f"{alive}/{len(snapshot.ranks)}"
+    if job_view.ranks:
+        alive = sum(job_view.states[state] for state in LIVE_RANKS)
+        done = job_view.states["succeeded"]
+        share = f"{done}/{len(job_view.ranks)}" if done and not alive else f"{alive}/{len(job_view.ranks)}"
         facts.append((2, ((share, "text"), (" ranks done" if done and not alive else " ranks", "dim"))))
     return facts
 
 
-def _age(snapshot: Snapshot, age_s: float) -> Row:
-    if snapshot.ended:
+def _age(job_view: JobView, age_s: float) -> Row:
+    if job_view.ended:
         return (("ended ", "dim"),)
     if age_s == float("inf"):
         return ((" ", ""),)
     # A changing age would flicker.
-    return ((f"{values.age(age_s)} old ", "warn"),) if snapshot.stale else (("live ", "dim"),)
+    return ((f"{values.age(age_s)} old ", "warn"),) if job_view.stale else (("live ", "dim"),)
 
 
-def _next_row(snapshot: Snapshot, age_s: float, now_s: float, width: int, glyphs: Glyphs) -> Row:
-    if snapshot.problem:
-        return fit_row(((f" X {clean(snapshot.problem)}", "bad"),), width, glyphs.more)
-    if snapshot.stale and age_s != float("inf"):
+def _next_row(job_view: JobView, age_s: float, now_s: float, width: int, glyphs: Glyphs) -> Row:
+    if job_view.problem:
+        return fit_row(((f" X {clean(job_view.problem)}", "bad"),), width, glyphs.more)
+    if job_view.stale and age_s != float("inf"):
         text = f" no status for {values.age(age_s)}; the job continues; reconnecting"
         return fit_row(((text, "warn"),), width, glyphs.more)
-    if snapshot.ended:
-        return _end_row(snapshot, now_s, width, glyphs)
-    incident, following = snapshot.incident, clean(snapshot.next_step(now_s))
+    if job_view.ended:
+        return _end_row(job_view, now_s, width, glyphs)
+    incident, following = job_view.incident, clean(job_view.next_step(now_s))
     # It is over without having healed while the ranks of a failed job are stopped.
     if incident is not None and incident.get("state") in ("open", "over"):
-        return _failure_row(snapshot, following, now_s, width, glyphs)
+        return _failure_row(job_view, following, now_s, width, glyphs)
     if incident is None:
-        text, role = (following, "warn") if following else (_calm(snapshot, now_s), "dim")
+        text, role = (following, "warn") if following else (_calm(job_view, now_s), "dim")
         return fit_row(((f" {text}", role),), width, glyphs.more)
     healed = f" {clean(incidents.healed_note(incident, now_s))}"
-    rest = (f" {glyphs.dot} next: {following}", "warn") if following else (f"   {_calm(snapshot, now_s)}", "dim")
+    rest = (f" {glyphs.dot} next: {following}", "warn") if following else (f"   {_calm(job_view, now_s)}", "dim")
     return spread([(healed, "ok"), rest], [("  [i] why ", "key")], width, glyphs.more)
 
 
-def _failure_row(snapshot: Snapshot, following: str, now_s: float, width: int, glyphs: Glyphs) -> Row:
+def _failure_row(job_view: JobView, following: str, now_s: float, width: int, glyphs: Glyphs) -> Row:
     end: list[Span] = [("  [i] why ", "key")]
-    left = _verdict(snapshot, now_s)
+    left = _verdict(job_view, now_s)
     if width >= 100:
-        left.append((f"  {values.clock(snapshot.incident and snapshot.incident['time'])}", "dim"))
+        left.append((f"  {values.clock(job_view.incident and job_view.incident['time'])}", "dim"))
     if following:
         plan = f" {glyphs.dot} next: {following}"
         if row_width(left) + row_width(end) + len(plan) > width:
@@ -158,8 +158,8 @@ def _shortened(plan: str, room: int) -> str:
     return "; ".join(clauses)
 
 
-def _verdict(snapshot: Snapshot, now_s: float) -> list[Span]:
-    incident = snapshot.incident
+def _verdict(job_view: JobView, now_s: float) -> list[Span]:
+    incident = job_view.incident
     if incident is None:
         return [(" X FAILED ", "alarm"), (" ", "")]
     what = "HANG" if incidents.is_hang(incident) else "FIRST FAILURE"
@@ -167,56 +167,55 @@ def _verdict(snapshot: Snapshot, now_s: float) -> list[Span]:
     if incident.get("ongoing") and began is not None:
         what += f" {values.elapsed(now_s - began.timestamp())}"
     summary = incident.get("summary") or "unknown"
-    return [(f" {'X' if snapshot.ended else '!'} {what} ", "alarm"), (f" {clean(summary)}", "bad")]
+    return [(f" {'X' if job_view.ended else '!'} {what} ", "alarm"), (f" {clean(summary)}", "bad")]
 
 
-def _end_row(snapshot: Snapshot, now_s: float, width: int, glyphs: Glyphs) -> Row:
-    status = snapshot.exit_status
+def _end_row(job_view: JobView, now_s: float, width: int, glyphs: Glyphs) -> Row:
+    status = job_view.exit_status
     end: list[Span] = [("  [q] quit ", "key")]
-    if snapshot.state == "failed":
-        left = [*_verdict(snapshot, now_s), (f" {glyphs.dot} exit code {status}", "bad")]
-        reason = snapshot.failure.partition(":")[0] if snapshot.incident else snapshot.failure
+    if job_view.state == "failed":
+        left = [*_verdict(job_view, now_s), (f" {glyphs.dot} exit code {status}", "bad")]
+        reason = job_view.failure.partition(":")[0] if job_view.incident else job_view.failure
         left.append((f" {glyphs.dot} {clean(reason or 'the job failed')}", "dim"))
-        return spread(left, [("  [i] why ", "key")] if snapshot.incident else end, width, glyphs.more)
-    word = {"succeeded": "all ranks succeeded", "stopped": "stopped by an operator"}.get(snapshot.state, "ended")
+        return spread(left, [("  [i] why ", "key")] if job_view.incident else end, width, glyphs.more)
+    word = {"succeeded": "all ranks succeeded", "stopped": "stopped by an operator"}.get(job_view.state, "ended")
     status_text = f" {glyphs.dot} exit code {status}" if status else ""
     left = [(f" {word}{status_text}", "done" if status == 0 else "warn")]
-    if snapshot.incident is not None:
-        left.append((f" {glyphs.dot} {_restarts(snapshot)}", "dim"))
+    if job_view.incident is not None:
+        left.append((f" {glyphs.dot} {_restarts(job_view)}", "dim"))
     return spread(left, end, width, glyphs.more)
 
 
-def _restarts(snapshot: Snapshot) -> str:
-    return count(snapshot.restarts, "restart") if snapshot.restarts else "no restart"
+def _restarts(job_view: JobView) -> str:
+    return count(job_view.restarts, "restart") if job_view.restarts else "no restart"
 
 
-# What a launch waits for once the hosts are connected.
 _LAUNCH_STEPS: Final = {"agent": "starting the agent", "engine": "looking for torch", "ready": "ready to form a group"}
 
 
-def _calm(snapshot: Snapshot, now_s: float) -> str:
-    if not snapshot.state:
-        up = sum(node.link == "up" for node in snapshot.nodes)
+def _calm(job_view: JobView, now_s: float) -> str:
+    if not job_view.state:
+        up = sum(node.link == "up" for node in job_view.nodes)
         steps: dict[str, list[str]] = {}
-        for node in snapshot.nodes:
+        for node in job_view.nodes:
             if node.link == "up" and node.step in _LAUNCH_STEPS:
                 steps.setdefault(_LAUNCH_STEPS[node.step], []).append(node.name)
-        if snapshot.bringing_up and up == len(snapshot.nodes) and steps:
+        if job_view.bringing_up and up == len(job_view.nodes) and steps:
             return "; ".join(f"{what} on {fold(names)}" for what, names in steps.items())
-        return f"connecting to the hosts: {up} of {len(snapshot.nodes)} up"
-    if snapshot.launching:
+        return f"connecting to the hosts: {up} of {len(job_view.nodes)} up"
+    if job_view.launching:
         return "waiting for the nodes"
-    parts = ["no failure"] if snapshot.incident is None else [_restarts(snapshot)] if snapshot.restarts else []
-    if snapshot.coordinator:
-        gone = "" if snapshot.coordinator_reachable else " (unreachable)"
-        parts.append(f"coordinator {snapshot.coordinator}{gone}")
-    started = values.local_time(snapshot.started_at)
+    parts = ["no failure"] if job_view.incident is None else [_restarts(job_view)] if job_view.restarts else []
+    if job_view.coordinator:
+        gone = "" if job_view.coordinator_reachable else " (unreachable)"
+        parts.append(f"coordinator {job_view.coordinator}{gone}")
+    started = values.local_time(job_view.started_at)
     if started is not None:
         parts.append(f"up {values.elapsed(now_s - started.timestamp())}")
-    if start := start_of(snapshot.status):
+    if start := start_of(job_view.status):
         parts.append(start)
-    if snapshot.script:
-        parts.append(snapshot.script)
+    if job_view.script:
+        parts.append(job_view.script)
     return clean("   ".join(parts))
 
 
@@ -224,7 +223,6 @@ ALL_PANES = "all panes"
 STAY = ("actions", ALL_PANES, "help", "detach", "quit", "abort")
 
 
-# What is written in brackets in the upper bar.
 LINKS: Final = {"[i]": "app.incident", "[q]": "app.leave"}
 
 
@@ -243,7 +241,7 @@ class Bar(LineView, can_focus=False):
         return [Drawn(row, "", ("", "")) for row in rows[: self.size.height]]
 
     def _link(self, role: str | Style, action: str) -> Style:
-        """The style of text that runs an action when it is clicked on."""
+        """Return the style of text that runs an action when it is clicked on."""
         return self.chrome.palette.style(role) + Style(meta={"@click": action})
 
 
@@ -252,7 +250,7 @@ class AlertBar(Bar):
 
     def show(
         self,
-        snapshot: Snapshot,
+        job_view: JobView,
         age_s: float,
         *,
         paused_s: float | None = None,
@@ -261,7 +259,7 @@ class AlertBar(Bar):
     ) -> None:
         """Show a newer state; `paused_s`: seconds since the display was frozen; `waits`: what a start waits for."""
         state, second = alert_rows(
-            snapshot, age_s, self.size.width, self.glyphs, paused_s=paused_s, replay_status=replay_status, waits=waits
+            job_view, age_s, self.size.width, self.glyphs, paused_s=paused_s, replay_status=replay_status, waits=waits
         )
         self.rows = state, tuple((text, self._linked(text, role)) for text, role in second)
         self.redraw()
@@ -272,7 +270,7 @@ class AlertBar(Bar):
 
 
 class KeyBar(Bar):
-    """Where we are, and the keys that matter here."""
+    """The row with the current place, and the keys that matter there."""
 
     def __init__(self, screen: str) -> None:
         super().__init__("keys")

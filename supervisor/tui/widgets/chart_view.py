@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from supervisor.history import Series
     from supervisor.tui.rows.charts import Chart
 
-# Of the history that is shown, after a step of the zoom.
+# After a step of the zoom, this share of the history is shown.
 STEP: Final = 0.5
 LEAST_S: Final = 16.0
-# Lines: a title, one chart and the time.
+# A chart needs lines for a title, one chart and the time.
 CHART_MIN: Final = 2 + charts.HEADING + charts.LEAST_CURVE
 
 
@@ -45,7 +45,7 @@ class ChartView(LineView):
         """Its keys, for the title."""
         self.zoom = WHOLE
         self._cursor_s: float | None = None
-        """When the cursor is, in seconds since the epoch; None: at the newest value, not shown."""
+        """The time of the cursor, in seconds since the epoch; None: at the newest value, not shown."""
         self._whole = (0.0, 0.0)
         self._series: Series | None = None
         self._charted: Hashable = None

@@ -39,11 +39,11 @@ class WrappedView(LineView):
         self._room = 0
 
     def rows_of(self, index: int) -> list[tuple[Row, str]]:
-        """The rows of a wrapped line, at least one, each with its overlay."""
+        """Return the rows of a wrapped line, at least one, each with its overlay."""
         return [self.line_at(index)]
 
     def text_room(self) -> int:
-        """Cells of a row for wrapped text."""
+        """Return cells of a row for wrapped text."""
         return self.line_width
 
     @property
@@ -57,7 +57,7 @@ class WrappedView(LineView):
         self.redraw()
 
     def places(self) -> list[Place]:
-        """The line and row on each row of the view."""
+        """Return the line and row on each row of the view."""
         total = self.line_count()
         if not self.wrap:
             return [(line, 0) for line in range(self.top, min(self.top + self.body_height, total))]
@@ -75,7 +75,7 @@ class WrappedView(LineView):
         return self.moved((last, len(self.rows_of(last)) - 1), 1 - self.body_height) if last >= 0 else (0, 0)
 
     def moved(self, place: Place, rows: int) -> Place:
-        """The place this many rows further down or up, within the lines."""
+        """Return the place this many rows further down or up, within the lines."""
         line, sub = place
         sub += rows
         while sub < 0 and line > 0:
@@ -118,9 +118,9 @@ class WrappedView(LineView):
         return [self.rows_of(line)[row] for line, row in self.places()]
 
 
-# Seconds to wait for a page.
+# A page is awaited this long, seconds.
 LOAD_DEADLINE: Final = 10.0
-# How often to look for new lines while the reader does not follow, seconds.
+# New lines are looked for this often while the reader does not follow, seconds.
 LOOK_EVERY: Final = 0.5
 RETRY_AFTER: Final = 1.0
 
@@ -200,7 +200,7 @@ class FeedView(WrappedView):
 
     @property
     def is_jumping(self) -> bool:
-        """The target of a jump is not loaded yet."""
+        """Whether the target of a jump is not loaded yet."""
         if self._jump is not None:
             return True
         return not self.follow and self.feed is not None and self.feed.count > 0 and not self.rows_here()
@@ -241,12 +241,12 @@ class FeedView(WrappedView):
         self._goal = None if is_sure else goal
 
     def line_count(self) -> int:
-        """How many lines there are."""
+        """Return how many lines there are."""
         count = self.feed.count if self.feed is not None else 0
         return max(count, 1)
 
     def rows_here(self) -> list[LogRow]:
-        """The loaded lines in view."""
+        """Return the loaded lines in view."""
         feed = self.feed
         rows = (feed.row(line) for line in dict.fromkeys(line for line, _ in self.places())) if feed is not None else ()
         return [row for row in rows if row is not None]
@@ -339,7 +339,7 @@ class FeedView(WrappedView):
         return self._jump is not None or self._missing(feed)[0] is not None
 
     def _missing(self, feed: Feed) -> tuple[int | None, bool]:
-        """What to load next for the lines in view, or (True) for those to which the reader scrolls.
+        """Return what to load next for the lines in view, or (True) for those to which the reader scrolls.
 
         While the view follows the end, nothing is loaded ahead: new lines would never let it finish.
         """

@@ -107,11 +107,11 @@ class LineView(Widget, can_focus=True):
         return max(0, self.line_count() - self.body_height)
 
     def line_count(self) -> int:
-        """How many lines there are."""
+        """Return how many lines there are."""
         return len(self._rows)
 
     def line_at(self, index: int) -> tuple[Row, str]:
-        """One line, and the role laid over it."""
+        """Return one line, and the role laid over it."""
         return self._rows[index], ""
 
     def scroll_to_line(self, top: int) -> None:
@@ -163,11 +163,11 @@ class LineView(Widget, can_focus=True):
         self.top = max(0, min(self.top, self.last_top))
 
     def _body(self) -> list[tuple[Row, str]]:
-        """What is in view, from the top."""
+        """Return what is in view, from the top."""
         return [self.line_at(at) for at in range(self.top, min(self.top + self.body_height, self.line_count()))]
 
     def _extent(self) -> tuple[int, int, int]:
-        """For the scroll bar: how many lines lie above those in view, above the last of these views, and in all."""
+        """Return for the scroll bar the number of lines above the view, above the last possible view, and in all."""
         return self.top, self.last_top, self.line_count()
 
     def _edges(self, height: int) -> list[Span]:
@@ -201,7 +201,7 @@ class LineView(Widget, can_focus=True):
         return fit_row((*name, (rule * fill, "rule"), *tail, (rule, "rule")), width)
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        """Lines of a part of the widget, styled."""
+        """Return lines of a part of the widget, styled."""
         strips = super().render_lines(crop)
         for strip in strips:
             strip.__class__ = _Line
@@ -218,7 +218,7 @@ class LineView(Widget, can_focus=True):
         self.refresh()
 
     def get_selection(self, selection: Selection) -> tuple[str, str]:
-        """The selected text, and what ends it."""
+        """Return the selected text, and what ends it."""
         lines: list[str] = []
         for y in range(self.size.height):
             strip, cells = self._strip_at(y), self._selected_cells(selection, y)
@@ -227,7 +227,7 @@ class LineView(Widget, can_focus=True):
         return "\n".join(lines).rstrip("\n"), "\n"
 
     def _selected_cells(self, selection: Selection, y: int) -> tuple[int, int] | None:
-        """From and to which cell a line is selected; titles and the scroll bar are no text."""
+        """Return from and to which cell a line is selected; titles and the scroll bar are no text."""
         span = selection.get_span(y) if y >= self.size.height - self.body_height else None
         if span is None:
             return None
@@ -236,7 +236,7 @@ class LineView(Widget, can_focus=True):
         return min(start, width), width if end < 0 else max(start, min(end, width))
 
     def render_line(self, y: int) -> Strip:
-        """One line of the widget, with what is selected."""
+        """Return one line of the widget, with what is selected."""
         strip = self._strip_at(y)
         cells = self._selected_cells(self._selection, y) if self._selection is not None else None
         if cells is None:
@@ -246,7 +246,7 @@ class LineView(Widget, can_focus=True):
         return Strip.join([strip.crop(0, start), Strip(marked), strip.crop(end)])
 
     def _strip_at(self, y: int) -> Strip:
-        """One line of the widget, cached."""
+        """Return one line of the widget, cached."""
         width, height = self.size
         if len(self._lines) != height:
             self._lines = self._draw_all()
@@ -308,6 +308,6 @@ class CellSelection(Screen[ScreenResultType], inherit_bindings=False):
     """
 
     def get_widget_and_offset_at(self, x: int, y: int) -> tuple[Widget | None, Offset | None]:
-        """The widget at a cell of the screen, and the cell of it."""
+        """Return the widget at a cell of the screen, and the cell of it."""
         widget, offset = super().get_widget_and_offset_at(x, y)
         return widget, Offset(x, y) - widget.region.offset if isinstance(widget, LineView) else offset

@@ -89,7 +89,7 @@ class Picker(LineView):
 
     @property
     def at_end(self) -> bool:
-        """The newest row is selected, or none, and the reader has not scrolled away from it."""
+        """Whether the newest row is selected, or none, and the reader has not scrolled away from it."""
         return not self.scrolled and self.cursor in (-1, len(self._keys) - 1)
 
     def scroll_lines(self, delta: int) -> None:
@@ -103,7 +103,7 @@ class Picker(LineView):
         in_view = self.top <= before < self.top + self.body_height
         if keys != self._keys:
             self._keys = keys
-            # Where all rows go, as while a group restarts, what was selected may come back.
+            # If all rows disappear, as while a group restarts, the selected one may come back.
             if keys and self._selected not in keys:
                 self._selected = keys[max(0, min(before, len(keys) - 1))]
         self._row = row
@@ -123,11 +123,11 @@ class Picker(LineView):
             self._move_to(self._keys.index(key))
 
     def line_count(self) -> int:
-        """How many rows there are."""
+        """Return how many rows there are."""
         return len(self._keys) or bool(self.placeholder)
 
     def line_at(self, index: int) -> tuple[Row, str]:
-        """One row; the selected one is marked."""
+        """Return one row; the selected one is marked."""
         if not self._keys:
             return self.placeholder, ""
         if self._keys[index] != self._selected:

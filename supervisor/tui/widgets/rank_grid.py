@@ -1,6 +1,6 @@
 """All ranks at once: a name and one glyph per rank for each node, or one glyph per node if there are too many.
 
-In: a snapshot. Out: rows; the selected rank or node.
+In: a job view. Out: rows; the selected rank or node.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from textual import events
 
     from supervisor.tui.looks import Glyphs
-    from supervisor.tui.model import NodeRow, RankRow, Snapshot
+    from supervisor.tui.model import JobView, NodeRow, RankRow
 
 METRICS: Final = ("state", "output", "lag", "gpu", "mem", "cpu")
 # A rank that wrote this long ago, or is this many steps behind the median, has the lowest bar.
@@ -60,21 +60,19 @@ class RankGrid(LineView):
         self._name_width = 4
         self._cell = 1
 
-    def show(
-        self, snapshot: Snapshot, per_node: bool, ranks: Collection[int] = (), nodes: Collection[str] = ()
-    ) -> None:
+    def show(self, job_view: JobView, per_node: bool, ranks: Collection[int] = (), nodes: Collection[str] = ()) -> None:
         """Show a newer state; `ranks`, `nodes`: what is marked."""
         self._marked_ranks, self._marked_nodes = ranks, nodes
         if per_node != self.per_node:
             self.selected = 0
         self.per_node = per_node
-        self._cells = tuple(snapshot.nodes) if per_node else tuple(_in_grid(snapshot))
-        self._stale = snapshot.stale
+        self._cells = tuple(job_view.nodes) if per_node else tuple(_in_grid(job_view))
+        self._stale = job_view.stale
         self._name_width = name_width(self._cells)
         self._cell = self._name_width + 1 + (0 if per_node else _widest(self._cells))
         unseen = "" if self.metric == "state" else f"; {self.metric} needs room"
         self.heading = f"nodes by their worst rank{unseen}" if per_node else f"ranks by {self.metric}"
-        self.note = legend(self.glyphs, snapshot.ranks) if not snapshot.stale else EMPTY
+        self.note = legend(self.glyphs, job_view.ranks) if not job_view.stale else EMPTY
         self.redraw()
 
     @property
@@ -92,11 +90,11 @@ class RankGrid(LineView):
         return (node.name, self.selected) if node is not None else (None, None)
 
     def line_count(self) -> int:
-        """Lines of nodes."""
+        """Return the number of lines of nodes."""
         return -(-len(self._cells) // self.per_line)
 
     def line_at(self, index: int) -> tuple[Row, str]:
-        """One line of nodes."""
+        """Return one line of nodes."""
         per_line = self.per_line
         first = index * per_line
         nodes = self._cells[first : first + per_line]
@@ -129,7 +127,7 @@ class RankGrid(LineView):
         return tuple(spans)
 
     def _glyph(self, rank: RankRow, glyphs: Glyphs) -> tuple[str, str]:
-        """Glyph and role of a rank."""
+        """Return glyph and role of a rank."""
         if self._stale:
             return "-", "off"
         known = share(rank, self.metric) if rank.state == "running" else None
@@ -188,7 +186,7 @@ class RankGrid(LineView):
                 self.action_open()
 
     def _item_at(self, x: int, line: int) -> int | None:
-        """The index of the rank or node at a cell of a line; a node's name stands for its first rank."""
+        """Return the index of the rank or node at a cell of a line; a node's name stands for its first rank."""
         first = line * self.per_line
         if self.per_node:
             at = x - self._name_width - 1
@@ -208,7 +206,7 @@ class RankGrid(LineView):
 
 
 def share(rank: RankRow, metric: str) -> float | None:
-    """The height of a rank's bar from 0 to 1; None if it is unknown."""
+    """Return the height of a rank's bar from 0 to 1; None if it is unknown."""
     if metric == "state":
         return None
     if metric == "output":
@@ -222,9 +220,9 @@ def share(rank: RankRow, metric: str) -> float | None:
     return None if used is None else used / 100
 
 
-def _in_grid(snapshot: Snapshot) -> list[NodeRow]:
-    """The nodes of the heat map: also lost ones, which have no ranks."""
-    return [node for node in snapshot.nodes if node.ranks or node.state not in ("spare", "removed")]
+def _in_grid(job_view: JobView) -> list[NodeRow]:
+    """Return the nodes of the heat map: also lost ones, which have no ranks."""
+    return [node for node in job_view.nodes if node.ranks or node.state not in ("spare", "removed")]
 
 
 def _widest(nodes: Sequence[NodeRow]) -> int:
@@ -232,15 +230,15 @@ def _widest(nodes: Sequence[NodeRow]) -> int:
 
 
 def nodes_per_line(width: int, cell: int, per_node: bool) -> int:
-    """How many nodes fit in a line of `width` cells."""
+    """Return how many nodes fit in a line of `width` cells."""
     if per_node:
         # Tens are easy to count.
         return max(1, (width - cell - 2) // 10 * 10)
     return max(1, (width - 1 + GAP) // (cell + GAP))
 
 
-def lines_needed(snapshot: Snapshot, width: int) -> int:
-    """Lines for one glyph per rank."""
-    nodes = _in_grid(snapshot)
+def lines_needed(job_view: JobView, width: int) -> int:
+    """Return the number of lines for one glyph per rank."""
+    nodes = _in_grid(job_view)
     cell = name_width(nodes) + 1 + _widest(nodes)
     return -(-len(nodes) // nodes_per_line(width - 1, cell, False))

@@ -1,6 +1,6 @@
 """The tables of nodes and ranks.
 
-In: snapshots. Out: rows; the selected node or rank.
+In: job views. Out: rows; the selected node or rank.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from textual import events
 
-    from supervisor.tui.model import Snapshot
+    from supervisor.tui.model import JobView
     from supervisor.tui.rows.spans import Row
 
 T = TypeVar("T")
@@ -47,10 +47,10 @@ class LaidOut(Picker):
         self._nothing = nothing
         self._again: Callable[[], None] = self.redraw
         self.needle = ""
-        """What the rows shown have in a cell."""
+        """The text that the shown rows have in a cell."""
         self.order = SortOrder()
         self.table: Table[Any] = Table((), 0, Glyphs())
-        """How the columns are laid out now."""
+        """The present layout of the columns."""
 
     def show_filter(self, problems_only: bool) -> None:
         """Show in the title, or instead of rows, that other rows are hidden."""
@@ -109,7 +109,7 @@ class NodeTable(LaidOut):
 
     def show_nodes(
         self,
-        snapshot: Snapshot,
+        job_view: JobView,
         *,
         worst_first: bool = False,
         with_ranks: bool = True,
@@ -117,22 +117,22 @@ class NodeTable(LaidOut):
         problems_only: bool = False,
     ) -> None:
         """Show a newer state."""
-        again = functools.partial(self.show_nodes, snapshot, worst_first=worst_first, with_ranks=with_ranks)
+        again = functools.partial(self.show_nodes, job_view, worst_first=worst_first, with_ranks=with_ranks)
         self._again = functools.partial(again, marked=marked, problems_only=problems_only)
-        nodes = snapshot.worst_first() if worst_first else snapshot.nodes
+        nodes = job_view.worst_first() if worst_first else job_view.nodes
         nodes = tuple(node for node in nodes if node.has_problem) if problems_only else nodes
         widest = max((len(node.ranks) for node in nodes), default=0)
         glyphs = min(RANKS_WIDTH, max(5, widest)) if with_ranks and widest else 0
         vitals = node_vitals(nodes, self.glyphs)
-        columns = node_columns(self.glyphs, snapshot.stale, glyphs, name_width(nodes), vitals)
+        columns = node_columns(self.glyphs, job_view.stale, glyphs, name_width(nodes), vitals)
         rows = self.chosen(nodes, columns)
         self.lay_out(_without_empty(columns, nodes) if vitals else columns)
         self.heading = f"nodes ({len(nodes)}), worst first" if worst_first and not self.order.column else "nodes"
         self.show_filter(problems_only)
-        self.note = legend(self.glyphs, snapshot.ranks) if with_ranks and not snapshot.stale else ()
+        self.note = legend(self.glyphs, job_view.ranks) if with_ranks and not job_view.stale else ()
         self.show(
             [node.name for node in rows],
-            lambda index: self.table.row(rows[index], faded=snapshot.stale, marked=rows[index].name in marked),
+            lambda index: self.table.row(rows[index], faded=job_view.stale, marked=rows[index].name in marked),
         )
 
 
@@ -142,24 +142,24 @@ class RankTable(LaidOut):
     def __init__(self, id: str) -> None:  # noqa: A002
         super().__init__("ranks", "no ranks yet", id)
 
-    def show_ranks(self, snapshot: Snapshot, marked: Collection[int] = (), problems_only: bool = False) -> None:
+    def show_ranks(self, job_view: JobView, marked: Collection[int] = (), problems_only: bool = False) -> None:
         """Show a newer state."""
-        self._again = lambda: self.show_ranks(snapshot, marked, problems_only)
-        ranks = [rank for rank in snapshot.ranks if not problems_only or rank.has_problem]
+        self._again = lambda: self.show_ranks(job_view, marked, problems_only)
+        ranks = [rank for rank in job_view.ranks if not problems_only or rank.has_problem]
         self.heading = "ranks"
         self.show_filter(problems_only)
         vitals = rank_vitals(ranks)
-        columns = rank_columns(self.glyphs, snapshot.stale, name_width(snapshot.nodes), vitals)
+        columns = rank_columns(self.glyphs, job_view.stale, name_width(job_view.nodes), vitals)
         rows = self.chosen(ranks, columns)
         self.lay_out(_without_empty(columns, ranks) if vitals else columns)
         self.show(
             [rank.rank for rank in rows],
-            lambda index: self.table.row(rows[index], faded=snapshot.stale, marked=rows[index].rank in marked),
+            lambda index: self.table.row(rows[index], faded=job_view.stale, marked=rows[index].rank in marked),
         )
 
 
 def _without_empty(columns: Sequence[Column[T]], items: Sequence[T]) -> list[Column[T]]:
-    """The columns without an empty one for remarks: the others need its room."""
+    """Return the columns without an empty one for remarks: the others need its room."""
     return [column for column in columns if column.width or any(column.cell(item)[0][0] for item in items)]
 
 
@@ -193,7 +193,7 @@ class DetailPane(LineView):
 
     @property
     def has_more(self) -> bool:
-        """There are rows that do not fit."""
+        """Whether there are rows that do not fit."""
         return self.line_count() > self.body_height
 
     def action_scroll(self, lines: int) -> None:

@@ -67,7 +67,7 @@ class VirtualLog(FeedView):
         self.redraw()
 
     def line_at(self, index: int) -> tuple[Row, str]:
-        """One line; a placeholder while it is not loaded."""
+        """Return one line; a placeholder while it is not loaded."""
         feed = self.feed
         if feed is None or not feed.count:
             return ((f" {clean(self.problem) or self._empty_text()}", "warn" if self.problem else "dim"),), ""
@@ -89,7 +89,7 @@ class VirtualLog(FeedView):
         return NONE_PASSES if feed.looked_at > 0 else self.waiting_text
 
     def rows_of(self, index: int) -> list[tuple[Row, str]]:
-        """One line, wrapped behind its time and source."""
+        """Return one line, wrapped behind its time and source."""
         row = self.feed.row(index) if self.feed is not None else None
         if row is None:
             return [self.line_at(index)]
@@ -101,7 +101,7 @@ class VirtualLog(FeedView):
         return [((*self._prefix(row), *first), overlay), *(((indent, *other), overlay) for other in others)]
 
     def text_room(self) -> int:
-        """Cells for the text of a line."""
+        """Return cells for the text of a line."""
         before = 3 + self.show_time * TIME_WIDTH + self.show_source * (self.source_width + 1)
         return max(1, self.line_width - before)
 
@@ -177,7 +177,7 @@ class VirtualLog(FeedView):
 
 
 def position(log: VirtualLog) -> Row:
-    """The position of the reader, for a title."""
+    """Return the position of the reader, for a title."""
     feed = log.feed
     if feed is None or not feed.count:
         return EMPTY

@@ -1,5 +1,5 @@
 """The log screen, composed of parts: what is shown, search, filter and export.
 
-In: keys, the newest snapshot. Out: a feed in the view, and the position that the user chose in it. Imports `errors`,
+In: keys, the newest job view. Out: a feed in the view, and the position that the user chose in it. Imports `errors`,
 `logs` and `wording`; of the node's side `wire` and `text`.
 """

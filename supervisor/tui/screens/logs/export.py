@@ -40,12 +40,12 @@ if TYPE_CHECKING:
     from supervisor.tui.rows.spans import Row
     from supervisor.tui.screens.logs.shown import ShownLog
     from supervisor.tui.shell import Level, Shell
-    from supervisor.tui.source import Source
+    from supervisor.tui.source import SessionSource
     from supervisor.tui.widgets.ask import Ask
 
-# Rows in one request: about 400 kB.
+# One request asks for this many rows, about 400 kB.
 ROWS: Final = 4096
-# Seconds to wait for a page, or for the rest of a line.
+# A page, or the rest of a line, is awaited this long, seconds.
 DEADLINE: Final = 60.0
 
 
@@ -58,13 +58,13 @@ class LineFormat:
     colour: bool = False
 
     def line(self, row: LogLine) -> bytes:
-        """One line of the file; without its newline if its text is cut."""
+        """Return one line of the file; without its newline if its text is cut."""
         when = f"{values.date_ns(row.t_ns, millis=True)} " if self.time else ""
         who = f"{clean(row.node)}:{row.rank}| " if self.source else ""
         return f"{when}{who}".encode("utf-8", "replace") + self.text(row.text) + (b"" if row.cut else b"\n")
 
     def text(self, raw: bytes) -> bytes:
-        """The text of a line, or a part of it."""
+        """Return the text of a line, or a part of it."""
         return (ansi.coloured(raw) if self.colour else ansi.plain(raw)).encode("utf-8", "replace")
 
 
@@ -72,7 +72,12 @@ class Export:
     """The export of the lines that exist when it begins."""
 
     def __init__(
-        self, source: Source, selection: Selection, only: str | None, form: LineFormat, wanted: LineKey | None = None
+        self,
+        source: SessionSource,
+        selection: Selection,
+        only: str | None,
+        form: LineFormat,
+        wanted: LineKey | None = None,
     ) -> None:
         self.lines = 0
         self.absent: set[str] = set()
@@ -88,7 +93,7 @@ class Export:
         self._share = 0.0
 
     def progress_text(self) -> str:
-        """The progress in words."""
+        """Return the progress in words."""
         return f"{self._share:.0%} saved, {count(self.lines, 'line')}"
 
     async def write(self, file: IO[bytes]) -> None:
@@ -154,7 +159,7 @@ class Export:
 
 
 def free_name(stem: str) -> Path:
-    """The name of a new file in the working directory."""
+    """Return the name of a new file in the working directory."""
     path = Path.cwd() / f"{stem}.log"
     number = 2
     while path.exists():
@@ -164,9 +169,9 @@ def free_name(stem: str) -> Path:
 
 # --- one record in full, such as a traceback
 
-# Seconds to wait for a record.
+# A record is awaited this long, seconds.
 RECORD_DEADLINE: Final = 10.0
-# Lines to request before and behind: enough for most records, then for the longest that the nodes keep together.
+# Lines are requested before and behind: enough for most records, then for the longest that the nodes keep together.
 FEW: Final = (32, 96)
 MANY: Final = (515, 512)
 # Whether a line continues a record depends on this many lines before it.
@@ -194,13 +199,13 @@ class RecordDetail(NamedTuple):
 
 
 def _extent(lines: Sequence[RecordLine], at: int) -> tuple[int, int]:
-    """Where the record that contains line `at` begins and ends."""
+    """Return where the record that contains line `at` begins and ends."""
     reader = RecordReader()
     begins = [number for number, line in enumerate(lines) if reader.begins(line.text, line.t_ns)]
     return max(begin for begin in begins if begin <= at), min((b for b in begins if b > at), default=len(lines))
 
 
-async def fetch_record(source: Source, row: LogRow) -> RecordDetail:
+async def fetch_record(source: SessionSource, row: LogRow) -> RecordDetail:
     """Return the record of a line; raises SupervisorError and the errors of a broken link."""
     place = {"generation": row.generation, "rank": row.rank, "stream": row.stream}
     ahead_ns = source.ahead_ns(row.node)
@@ -239,7 +244,7 @@ def _lines(answer: Answer, ahead_ns: int) -> list[RecordLine]:
 
 
 def _alone(row: LogRow) -> RecordDetail:
-    """A record of this line only, until the others are loaded."""
+    """Return a record of this line only, until the others are loaded."""
     return RecordDetail(
         [f"line {row.line + 1:,} of {_file(row)}", f"arrived {values.date_ns(row.t_ns, millis=True)}"],
         ansi.plain(row.text),
@@ -247,7 +252,7 @@ def _alone(row: LogRow) -> RecordDetail:
 
 
 def _facts(job: str, row: LogRow, lines: Sequence[RecordLine]) -> list[str]:
-    """File, lines and times of a record, and how to get what is not loaded."""
+    """Return file, lines and times of a record, and how to get what is not loaded."""
     first, last = lines[0], lines[-1]
     numbers = f"line {first.line + 1:,}" if first is last else f"lines {first.line + 1:,} to {last.line + 1:,}"
     until = f" to {values.date_ns(last.t_ns, millis=True)[11:]}" if last.t_ns - first.t_ns > 10**6 else ""
@@ -270,7 +275,7 @@ def _file(row: LogRow) -> str:
 class RecordDialog(TextDialog):
     """Facts about a record, and its text."""
 
-    def __init__(self, source: Source, row: LogRow) -> None:
+    def __init__(self, source: SessionSource, row: LogRow) -> None:
         record = _alone(row)
         super().__init__(f"{row.node} rank {row.rank}  {row.stream} line {row.line + 1}", record.text)
         self._facts = record.facts
@@ -291,16 +296,15 @@ class RecordDialog(TextDialog):
         self.lay_out()
 
     def rows(self) -> Sequence[Row]:
-        """The facts, then the text."""
+        """Return the facts, then the text."""
         facts: list[Row] = [((line, "dim"),) for fact in self._facts for line in wrap(clean(fact), self.inner_width)]
         return [*facts, (), *super().rows()]
 
 
 # --- the log that is shown
 
-# Errors of nodes, links and disks.
 PROBLEMS: Final = (SupervisorError, WireError, OSError, ValueError, asyncio.TimeoutError)
-# The title of the notice while another export runs.
+# A notice has this title while another export runs.
 BUSY: Final = "one at a time"
 
 
@@ -316,7 +320,7 @@ class LogExport:
         self._show_title = show_title
 
     def title_parts(self) -> list[tuple[int, Row]]:
-        """The progress of the export, for the title."""
+        """Return the progress of the export, for the title."""
         return [] if self.running is None else [(4, ((f"{self.running.progress_text()}, esc cancels", "mark"),))]
 
     def cancel(self) -> bool:
@@ -433,5 +437,5 @@ class LogExport:
 
 
 def _part(path: Path) -> Path:
-    """The name of a file until it is complete."""
+    """Return the name of a file until it is complete."""
     return path.with_name(f"{path.name}.part")

@@ -39,7 +39,7 @@ class Chips(Static):
         self.display = bool(chosen)
         level = [f"{'>=' if ascii_only else '≥'}{chosen.level}"] if chosen.level else []
         patterns = [*(f"+{text}" for text in chosen.include), *(f"-{text}" for text in chosen.exclude)]
-        # At each page of the log: the size is always one line, and a layout costs more than the line.
+        # Each page of the log updates this one line; a layout, which it never needs, would cost more than the line.
         self.update("  ".join([*map(clean, patterns), *level, *_counts(feed)]), layout=False)
 
 
@@ -104,7 +104,7 @@ class LogFilter:
         return ""
 
     def action_level(self, step: int) -> None:
-        """The next or previous least level."""
+        """Set the next or previous least level."""
         now = self._shown.filter
         at = LEVELS.index(now.level)
         self._apply(dataclasses.replace(now, level=LEVELS[(at + step) % len(LEVELS)]))

@@ -1,11 +1,11 @@
 """The log of a rank, of a node, or of all ranks by time.
 
-In: keys, the newest snapshot. Out: the view, its title, and the filter above it.
+In: keys, the newest job view. Out: the view, its title, and the filter above it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Final
 
 from textual import on
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from textual import events
     from textual.widget import Widget
 
-    from supervisor.tui.model import Snapshot
+    from supervisor.tui.model import JobView
     from supervisor.tui.rows.incident import LogPlace
 
 WAITING: Final = "waiting for output"
 REACHING: Final = "connecting to the hosts; the log opens once one answers"
-# Enough for all ranks of hundreds but one.
+# This has room for all ranks of hundreds except one.
 FOLD_WIDTH: Final = len("[0-136,138-511]~")
 
 
@@ -43,26 +43,32 @@ class LogsScreen(LiveScreen):
 
     NAME = "logs"
     AUTO_FOCUS = "#log"
-    PARTS: ClassVar = (ShownLog, LogSearch, LogFilter, LogExport)
 
     def body(self) -> Iterable[Widget]:
-        """The filter, the log, and a line to type in."""
+        """Yield the filter, the log, and a line to type in."""
         yield Chips(id="chips")
         yield VirtualLog(title="log", id="log")
         yield Ask(lambda: self.view, id="find")
 
     def on_mount(self) -> None:
-        """Make the parts."""
+        """Make the parts, and take their actions over: Textual looks for the action of a key on the screen."""
         shell, view, ask = self.shell, self.view, self.query_one(Ask)
         view.show_time, view.wrap = shell.preferences.log_time, shell.preferences.log_wrap
-        self.shown = ShownLog(shell, view, self._opened)
-        self.search = LogSearch(shell, self.shown, ask, self._show_title)
-        self.filter = LogFilter(shell, self.shown, self.search, ask)
-        self.export = LogExport(shell, self.shown, ask, self._show_title)
-        for part in (self.shown, self.search, self.filter, self.export):
-            for name in dir(part):
-                if name.startswith("action_"):
-                    setattr(self, name, getattr(part, name))
+        self.shown = shown = ShownLog(shell, view, self._opened)
+        self.action_scope, self.action_stream = shown.action_scope, shown.action_stream
+        self.action_rank, self.action_generation = shown.action_rank, shown.action_generation
+        self.action_fold = shown.action_fold
+        self.search = search = LogSearch(shell, shown, ask, self._show_title)
+        self.action_find, self.action_hit = search.action_find, search.action_hit
+        self.action_errors, self.action_traceback = search.action_errors, search.action_traceback
+        self.action_at, self.action_line = search.action_at, search.action_line
+        self.action_bookmark, self.action_to_bookmark = search.action_bookmark, search.action_to_bookmark
+        self.filter = chosen = LogFilter(shell, shown, search, ask)
+        self.action_include, self.action_exclude = chosen.action_include, chosen.action_exclude
+        self.action_level, self.action_wider = chosen.action_level, chosen.action_wider
+        self.export = export = LogExport(shell, shown, ask, self._show_title)
+        self.action_detail, self.action_save = export.action_detail, export.action_save
+        self.action_pager = export.action_pager
 
     @property
     def view(self) -> VirtualLog:
@@ -86,20 +92,20 @@ class LogsScreen(LiveScreen):
         self.open_target(Target())
         self.view.jump_to_time(t_ns)
 
-    def show(self, snapshot: Snapshot) -> None:
+    def show(self, job_view: JobView) -> None:
         """Update the title; the view loads its lines itself."""
-        self.shown.keep_up(snapshot)
-        width = name_width(snapshot.nodes) + 2 + len(str(max(1, len(snapshot.ranks) - 1)))
+        self.shown.keep_up(job_view)
+        width = name_width(job_view.nodes) + 2 + len(str(max(1, len(job_view.ranks) - 1)))
         view = self.view
         view.source_width = max(width, FOLD_WIDTH) if self.shown.folded else width
         self._show_title()
 
     def selection(self) -> Target:
-        """The rank or node whose log is shown."""
+        """Return the rank or node whose log is shown."""
         return self.shown.target
 
     def copied_text(self) -> str:
-        """The line that is read, in full."""
+        """Return the line that is read, in full."""
         row = self.shown.row_read()
         return ansi.plain(row.text) if row is not None else ""
 
@@ -127,18 +133,18 @@ class LogsScreen(LiveScreen):
 
     # --- the tick
 
-    def tick(self, snapshot: Snapshot, age_s: float, changed: bool) -> None:
+    def tick(self, job_view: JobView, age_s: float, changed: bool) -> None:
         """Let the view load lines as soon as a host is connected."""
         view = self.view
-        view.held = not (snapshot.state or snapshot.problem or self.shell.replay_status)
+        view.held = not (job_view.state or job_view.problem or self.shell.replay_status)
         view.waiting_text = REACHING if view.held else WAITING
-        super().tick(snapshot, age_s, changed)
+        super().tick(job_view, age_s, changed)
         self.shown.follow_replay()
         view.tick()
 
-    def tick_paused(self, snapshot: Snapshot, age_s: float, changed: bool) -> None:
-        """A frozen display still loads the lines to which the reader scrolls."""
-        self.tick(snapshot, age_s, changed)
+    def tick_paused(self, job_view: JobView, age_s: float, changed: bool) -> None:
+        """Load the lines to which the reader scrolls, although the display is frozen."""
+        self.tick(job_view, age_s, changed)
 
     # --- keys
 
@@ -152,9 +158,13 @@ class LogsScreen(LiveScreen):
         if self.export.cancel() or self.search.end():
             self._show_title()
         elif self.shown.filter:
-            self.filter.action_filter()
+            self.action_filter()
         else:
             super().action_back()
+
+    def action_filter(self) -> None:
+        """Switch the filter off, or on again."""
+        self.filter.action_filter()
 
     def action_follow(self) -> None:
         """Follow the end, or stop following."""

@@ -38,7 +38,7 @@ _CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2})(?:\.(\d{1,6}))?)?")
 
 
 def read_time(text: str, read_ns: int, now_s: float) -> int:
-    """The time that is meant; raises ValueError that says what can be typed.
+    """Return the time that is meant; raises ValueError that says what can be typed.
 
     A time of day is the one next to `read_ns` that is not in the future.
     """
@@ -70,7 +70,7 @@ def _local_time(time_s: float) -> datetime.datetime:
     return datetime.datetime.fromtimestamp(time_s, tz=datetime.timezone.utc).astimezone()
 
 
-# As Python prints it, and as torch prints it behind a tag.
+# Python prints it like this, and torch behind a tag.
 TRACEBACK: Final = r"Traceback \(most recent call last\)"
 # The search text is shown only if there is room for this many cells of it.
 LEAST_NAME: Final = 4
@@ -94,7 +94,7 @@ class LogSearch:
         """`end_moves` of the view when they were typed; they are dropped if the reader goes to an end meanwhile."""
 
     def title_parts(self, room: int, others: Sequence[tuple[int, Row]]) -> list[tuple[int, Row]]:
-        """The state of the search, next to other parts of the title."""
+        """Return the state of the search, next to other parts of the title."""
         finder = self.finder
         if finder is None:
             return []
@@ -167,7 +167,7 @@ class LogSearch:
         self.finder, self._steps = finder, ()
         self._view.pattern = finder.pattern
         work = functools.partial(finder.run, lambda: self._found(finder, direction), around, near_ns)
-        # As a function: a coroutine object would never be awaited if the next search cancels the worker first.
+        # A coroutine object instead of a function would never be awaited if the next search cancelled the worker.
         self._view.run_worker(work, group="find", exclusive=True)  # type: ignore[arg-type]
         self._show_title()
 

@@ -1,6 +1,6 @@
 """Which log is shown: ranks, streams, generation, filter, folded or not.
 
-In: keys, the newest snapshot. Out: a feed in the view, the line that is read, the heading.
+In: keys, the newest job view. Out: a feed in the view, the line that is read, the heading.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from supervisor.tui.logs.row import LineKey, LogRow
-    from supervisor.tui.model import Snapshot
+    from supervisor.tui.model import JobView
     from supervisor.tui.rows.incident import LogPlace
     from supervisor.tui.rows.spans import Row
     from supervisor.tui.shell import Shell
@@ -40,7 +40,7 @@ class ShownLog:
         self.target = Target()
         self.streams = BOTH
         self.generation: int | None = None
-        """None: the newest one."""
+        """The generation; None: the newest one."""
         self.folded = shell.preferences.log_fold
         self.filter = shell.preferences.log_filter
         self._shell = shell
@@ -82,7 +82,7 @@ class ShownLog:
         one_file = len(self.streams) == 1 and (one_file or self.streams != ("nccl",))
         feed: Feed
         if rank is not None and node and one_file and not self.filter:
-            newest = self._shell.snapshot.generation or 0
+            newest = self._shell.job_view.generation or 0
             generation = newest if self.generation is None else self.generation
             feed = RankFeed(self._shell.source, node, generation, rank, self.streams[0])
         else:
@@ -99,13 +99,13 @@ class ShownLog:
         self._opened()
         return feed
 
-    def keep_up(self, snapshot: Snapshot) -> None:
+    def keep_up(self, job_view: JobView) -> None:
         """Follow a rank to another node and into the next generation, unless its log is being read."""
         feed = self.view.feed
         if feed is None:
             self.open_target(self.target)
         elif self.generation is None and self.target.rank is not None and (feed.file is None or self.view.follow):
-            row, newest = snapshot.rank(self.target.rank), snapshot.generation
+            row, newest = job_view.rank(self.target.rank), job_view.generation
             if row is not None:
                 self.target = Target(row.node, row.rank)
             if feed.file is not None and newest is not None and newest > feed.file[0]:
@@ -126,7 +126,7 @@ class ShownLog:
     # --- what the title says
 
     def heading(self) -> str:
-        """The scope of the log in words."""
+        """Return the scope of the log in words."""
         node, rank, feed = self.target.node, self.target.rank, self.view.feed
         who = f"rank {rank} on {node}" if rank is not None else f"node {node}" if node else "all ranks"
         text = f"log of {who}, {'+'.join(self.streams)}"
@@ -137,7 +137,7 @@ class ShownLog:
         return clean(text)
 
     def title_parts(self) -> list[tuple[int, Row]]:
-        """The state of the view, each part with its priority: the lowest is dropped first if there is no room."""
+        """Return the parts of the view's state with their priority: the lowest is dropped first if there is no room."""
         view = self.view
         parts: list[tuple[int, Row]] = []
         if view.problem and view.feed is not None and view.feed.count:
@@ -153,7 +153,7 @@ class ShownLog:
         return parts
 
     def _clock_error(self) -> Row:
-        """How well the clocks agree by which lines of several nodes are sorted."""
+        """Return how well the clocks agree by which lines of several nodes are sorted."""
         feed = self.view.feed
         if feed is None or feed.file is not None or feed.selection.ranks is not None:
             return ()
@@ -163,7 +163,7 @@ class ShownLog:
     # --- keys
 
     def action_scope(self) -> None:
-        """This rank, its node, all ranks, and the rank again."""
+        """Show the log of this rank, its node, all ranks, and the rank again."""
         node, rank = self.target.node, self.target.rank
         if rank is not None:
             self._last_rank = self.target
@@ -171,18 +171,18 @@ class ShownLog:
         elif node:
             self.open_target(Target())
         else:
-            first = next(iter(self._shell.snapshot.ranks), None)
+            first = next(iter(self._shell.job_view.ranks), None)
             self.open_target(self._last_rank or (Target(first.node, first.rank) if first else Target()))
 
     def action_stream(self) -> None:
-        """The next choice of streams."""
+        """Show the next choice of streams."""
         at = STREAMS.index(self.streams) if self.streams in STREAMS else 0
         self.streams = STREAMS[(at + 1) % len(STREAMS)]
         self._open()
 
     def action_rank(self, step: int) -> None:
-        """The log of the next or previous rank."""
-        ranks = self._shell.snapshot.ranks
+        """Show the log of the next or previous rank."""
+        ranks = self._shell.job_view.ranks
         if ranks:
             numbers = [row.rank for row in ranks]
             at = numbers.index(self.target.rank) if self.target.rank in numbers else -1 if step > 0 else 0
@@ -191,8 +191,8 @@ class ShownLog:
             self._open()
 
     def action_generation(self, step: int) -> None:
-        """The log of the next or previous generation."""
-        newest = self._shell.snapshot.generation or 0
+        """Show the log of the next or previous generation."""
+        newest = self._shell.job_view.generation or 0
         now = newest if self.generation is None else self.generation
         wanted = max(0, now + step) if self.generation is not None or step < 0 else None
         self.generation = None if wanted is None or wanted > newest else wanted
@@ -209,19 +209,19 @@ class ShownLog:
     # --- the line that is read
 
     def row_read(self) -> LogRow | None:
-        """The line to which a jump led; otherwise the last line while following, or the first one in view."""
+        """Return the line to which a jump led; otherwise the last line while following, or the first one in view."""
         rows = self.view.rows_here()
         other = (rows[-1] if self.view.follow else rows[0]) if rows else None
         return next((row for row in rows if row.is_at(self.view.pointer)), other)
 
     def line_read(self) -> tuple[int, LineKey | None]:
-        """Time and key of the line that is read, or of the line of a jump in whose place its neighbour is shown."""
+        """Return time and key of the line that is read, or of a jump's line in whose place its neighbour is shown."""
         row, wanted = self.row_read(), self.view.wanted
         if row is None:
             return wanted or (LATEST_NS, None)
         return wanted if wanted is not None and row.is_at(self.view.pointer) else (row.t_ns, row.key)
 
     def time_read(self) -> int | None:
-        """When the first line in view arrived; None while following."""
+        """Return when the first line in view arrived; None while following."""
         first = next(iter(self.view.rows_here()), None)
         return first.t_ns if first is not None and not self.view.follow else None
