@@ -206,14 +206,13 @@ class Agent:
 
     async def watch_assignment(self) -> None:
         """End an agent that has had neither a coordinator nor an operator for long."""
-        alone_since, patience_s = time.monotonic(), ASSIGN_TIMEOUT_S
+        alone_since = time.monotonic()
         while True:
             await asyncio.sleep(LOOK_S)
-            if self.life.operators:
-                patience_s = GIVEN_UP_S
             if self.member.role.is_held or self.member.link.channel is not None or self.life.operators:
                 alone_since = time.monotonic()
             alone_s = time.monotonic() - alone_since
+            patience_s = GIVEN_UP_S if self.life.was_attended else ASSIGN_TIMEOUT_S
             if alone_s > (ABANDONED_S if self.context.ballot.view.term else patience_s):
                 self.life.finish(f"neither a coordinator nor an operator for {alone_s:.0f} s")
                 return

@@ -38,6 +38,8 @@ class Life:
         self.reason = ""
         """Why it ends."""
         self.operators: set[Channel] = set()
+        self.was_attended = False
+        """Whether any operator has been connected."""
         self.finished = asyncio.Event()
         self.at_once = asyncio.Event()
         """Set when the end must not wait for anybody."""
@@ -63,6 +65,7 @@ class Life:
     def attach(self, channel: Channel) -> None:
         """Note an operator's connection."""
         self.operators.add(channel)
+        self.was_attended = True
         self._changed.set()
 
     def detach(self, channel: Channel) -> None:

@@ -97,8 +97,8 @@ class TreeRequests:
         user = jobs.running_from(self._home, tree, self._job)
         if user is not None and alone:
             hint = (
-                f"watch it: supervisor attach HOSTS {user}; --job NAME gives this job a work tree of its own; --force "
-                f"shares the files of {user}, its snapshots too"
+                f"watch it: supervisor attach HOSTS {user}; end it: supervisor stop HOSTS {user}; --job NAME gives "
+                f"this job a work tree of its own; --force shares the files of {user}, its snapshots too"
             )
             raise Problem("tree_in_use", f"job {user} is live and runs from the same work tree", hint)
         if user is not None:

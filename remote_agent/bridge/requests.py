@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from remote_agent.agent import jobs
 from remote_agent.agent.tree_requests import TreeRequests
+from remote_agent.base.streams import open_unix
 from remote_agent.bridge.operator import Operator, hello
 from remote_agent.bridge.probe import Probe
 from remote_agent.wire import Args, Frame, Problem
@@ -34,6 +35,8 @@ class Bridge:
         self.home = home
         self._trees = TreeRequests(home)
         self._probe = Probe(home)
+        self._started: list[asyncio.StreamWriter] = []
+        """Connections to agents that were started here: they see by these whether their operator is still there."""
         self._ops: dict[str, Callable[[Args, bytes], Awaitable[Mapping[str, object]]]] = {
             "hello": self._hello,
             "jobs": self._jobs,
@@ -52,6 +55,13 @@ class Bridge:
         """Give back what a half-done sync holds, and end a preflight."""
         self._trees.close()
         self._probe.close()
+        for writer in self._started:
+            writer.close()
+
+    async def _accompany(self, job: object) -> None:
+        """Connect to an agent until this operator opens the job, or is gone: then the agent need not wait for long."""
+        with contextlib.suppress(OSError):
+            self._started.append((await open_unix(self.home.job(job).sock))[1])
 
     async def handle(self, op: str, args: Args, body: bytes) -> Mapping[str, object]:
         """Answer one request; raises Problem."""
@@ -76,7 +86,10 @@ class Bridge:
         from remote_agent.bridge.starting import start
 
         try:
-            return await start(self.home, args)
+            started = await start(self.home, args)
+            if not args.get("step"):
+                await self._accompany(args["spec"]["job"])
+            return started
         finally:
             # A launch that waits for the tree can see the agent now. With a step, the agent starts later.
             if not args.get("step"):
@@ -86,7 +99,9 @@ class Bridge:
         from remote_agent.bridge.starting import await_agent
 
         try:
-            return await await_agent(self.home, args)
+            started = await await_agent(self.home, args)
+            await self._accompany(args.get("job"))
+            return started
         finally:
             self._trees.close()
 

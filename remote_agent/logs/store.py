@@ -296,8 +296,10 @@ class LogStore:
 
         A copy of a lost node's file that comes later has nothing new for it.
         """
-        if first is None:
-            first = (self._catalogue.newest or 0) if generation is None else 0
+        if generation is not None:
+            first = 0
+        elif first is None:
+            first = self._catalogue.newest or 0
         begin, copies = first, self._catalogue.copies & known.keys() if known else set(self._catalogue.copies)
 
         def files() -> list[LogFile]:

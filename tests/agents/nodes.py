@@ -107,6 +107,11 @@ class Nodes:
 
     async def start(self, name: str) -> Any:
         """Start one agent; returns its identity."""
+        await self.begin(name)
+        return await self.call(name, "identity")
+
+    async def begin(self, name: str) -> None:
+        """Start one agent, and do not open its job."""
         leaf = sign_with(self.authority.ca, self.authority.ca_key, name)
         args = {
             "spec": self.spec.to_json(), "node": name, "ca": self.authority.ca,
@@ -114,7 +119,6 @@ class Nodes:
         }  # fmt: skip
         channel = await self.nodes[name].connect()
         await channel.call("start", args, timeout=WAIT_S)
-        return await self.call(name, "identity")
 
     def journal(self, name: str) -> Path:
         """Where a node keeps its journal."""

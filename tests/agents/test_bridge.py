@@ -268,6 +268,19 @@ def test_an_agent_starts_once_detached_and_is_found_again(tmp_path: Path) -> Non
     _run(body)
 
 
+def test_an_agent_whose_launch_is_killed_before_it_opens_the_job_ends_soon(tmp_path: Path) -> None:
+    """It would block the same launch: nobody will ever name a coordinator."""
+
+    async def body() -> None:
+        async with Nodes(tmp_path, 1, SLEEPS) as nodes:
+            await nodes.begin("n1")
+            pid = int(Home(nodes.nodes["n1"].home).job(nodes.spec.job).pid.read_text().split()[0])
+            await nodes.nodes["n1"].close()
+            await asyncio.to_thread(await_death, pid)
+
+    _run(body)
+
+
 def _reapers() -> set[int]:
     """Pids of this process's ancestors, any of which may have made itself the one that adopts orphans."""
     found, pid = set(), os.getppid()

@@ -67,6 +67,20 @@ def test_arrival_times_outlive_the_agent(tmp_path: Path) -> None:
     assert all(row["t_upper"] and row["t_ns"] >= log(tmp_path).stat().st_mtime_ns for row in rows)
 
 
+@pytest.mark.parametrize("live", [True, False])
+async def test_all_generations_are_all_whatever_the_newest_one_is(tmp_path: Path, live: bool) -> None:
+    """A reader says which generation is the newest in case that none is named."""
+    for generation in range(3):
+        append(log(tmp_path, generation=generation), b"of %d\n" % generation)
+    async with opened(tmp_path, live=live) as store:
+        rows = [item.body async for item in store.rows("all", first=2, past=True)]
+        pieces = [item.body async for item in store.follow("all", start="begin", first=2, past=True)]
+        newest = [item.body async for item in store.rows(first=2, past=True)]
+    assert b"\n".join(filter(None, rows)).split() == b"of 0 of 1 of 2".split()
+    assert sorted(filter(None, pieces)) == [b"of 0\n", b"of 1\n", b"of 2\n"]
+    assert b"".join(newest).strip() == b"of 2"
+
+
 async def test_however_often_a_job_restarts_no_more_files_are_open(tmp_path: Path) -> None:
     async with opened(tmp_path, live=True) as store:
         counts = []
