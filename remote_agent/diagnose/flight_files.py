@@ -55,10 +55,12 @@ def parse_flight_record(data: bytes) -> Any:
 def _unpickled(data: bytes) -> Any:
     try:
         document = _PlainUnpickler(io.BytesIO(data)).load()
+    except Misfit:
+        raise
     except (AttributeError, TypeError) as error:
         # The pickle adds items to something that is no list, or has an invalid key.
         raise Misfit("is not plain data") from error
-    except (EOFError, LookupError, OverflowError, pickle.UnpicklingError, struct.error) as error:
+    except (EOFError, LookupError, OverflowError, ValueError, pickle.UnpicklingError, struct.error) as error:
         raise Misfit("is cut off, or not a pickle") from error
     _check_size(document)
     return document

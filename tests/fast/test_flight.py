@@ -199,6 +199,8 @@ HOSTILE = {
     "code, protocol 4": (pickle.dumps({"entries": [Runs()]}, 4), "is not read: it would run code (STACK_GLOBAL)"),
     "cut": (pickle.dumps(document(call(1)), 2)[:400], "is cut off, or not a pickle"),
     "2 GB of text": (b"\x80\x02X\xff\xff\xff\x7fabc.", "is cut off, or not a pickle"),
+    "another protocol inside": (b"\x80\x04\x80\xff].", "is cut off, or not a pickle"),
+    "a frame of exabytes": (b"\x80\x04\x95" + b"\xff" * 8 + b"].", "is cut off, or not a pickle"),
     "an exabyte": (b"\x80\x04\x8d" + b"\xff" * 8 + b"abc.", "is cut off, or not a pickle"),
     "2^31 memos": (b"\x80\x02]r\xff\xff\xff\x7f.", "is not an object"),
     "a long number": (b"\x80\x02\x8a\xff" + b"\x01" * 255 + b".", "is not an object"),
