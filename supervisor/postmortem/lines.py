@@ -163,7 +163,7 @@ class Times:
         at = found.at
         if not found.has_year and self._near is not None:
             near = self._near
-            years = (_in_year(at, near.year + more) for more in (-1, 0, 1))
+            years = (_in_year(at, year) for year in range(max(1, near.year - 1), min(9999, near.year + 1) + 1))
             at = min(years, key=lambda one: abs(one - near))
         return calendar.timegm(at.timetuple()) * SECOND_NS + found.fraction_ns
 
