@@ -59,7 +59,7 @@ class MemberLoop:
             **context.last_output.requests,
             "join": self._on_join,
         }
-        # Notices that count only from the coordinator that this node follows.
+        # These notices count only from the coordinator that this node follows.
         self._notices: dict[str, Callable[[str, Args], None]] = {
             "order": self._take_order,
             "journal": self._take_records,

@@ -14,9 +14,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from remote_agent.base.tasks import to_the_end
 from remote_agent.election.peers import PeerRefused, PeerUnreachable
 from remote_agent.snapshots.rules import CLOCKS_NS, InPlace, is_shard, stamp_of
 from remote_agent.snapshots.scan import matches
@@ -38,16 +40,16 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# How many times the other nodes are asked whether they see the same files, while they do not.
+# While other nodes do not see the same files, they are asked this many times.
 SHARED_ASKS = 3
-# How many other nodes get a copy.
 COPIES = 1
-# Less than a tenth of a 10-gigabit link, more than a snapshot of 2 GiB every 30 s.
+"""The number of other nodes that get a copy."""
+# This is less than a tenth of a 10-gigabit link, and more than a snapshot of 2 GiB every 30 s needs.
 COPY_BYTES_S = 100e6
-# The size of a piece: asyncio copies the unsent rest of a larger one again and again.
+# Larger pieces are slow: asyncio copies their unsent rest again and again.
 SENT_BYTES = 256 * 1024
 HEAD_TIMEOUT_S = 10.0
-# A node copies its shards before it lists them.
+# The deadline is long because a node copies its shards before it lists them.
 SHARDS_TIMEOUT_S = 60.0
 # A link that sends nothing for this long is given up.
 PIECE_TIMEOUT_S = 30.0
@@ -56,8 +58,6 @@ PIECE_TIMEOUT_S = 30.0
 class Reporter(Protocol):
     """What reports to the coordinator: `MemberLoop`."""
 
-    @property
-    def shift_ns(self) -> int: ...
     def report(self, op: str, args: Args) -> None: ...
 
 
@@ -72,13 +72,7 @@ class Changes:
     async def make(self, run: Callable[..., Any], work: Callable[..., T], *args: Any) -> T:
         """Return what `work` returns; `run`: in which thread."""
         async with self._lock:
-            doing = asyncio.ensure_future(run(work, *args))
-            try:
-                return await asyncio.shield(doing)
-            except asyncio.CancelledError:
-                self.abandon.set()
-                await asyncio.wait({doing})
-                raise
+            return await to_the_end(run(work, *args), self.abandon.set)
 
 
 class Notices:
@@ -167,14 +161,14 @@ class SnapshotCopies:
         """Offer the newest snapshots to other nodes until enough have them."""
         newest = {one.slot: one for one in self._store.kept}
         for one in newest.values():
-            # What is saved again, with the same content, counts from then on.
+            # A snapshot that is saved again with the same content counts from the later time on.
             saved = one.id, one.time_ns
             if saved not in self._copied and await self._offer(*saved):
                 self._copied.add(saved)
 
     async def _offer(self, name: str, time_ns: int) -> bool:
         """Return whether enough nodes have it; nodes that are still fetching it are asked again later."""
-        # What came from another node, or was kept before this agent was started, may have its copies already.
+        # A snapshot from another node, or from before this agent's start, may have its copies already.
         if name not in self._own and await self._count_copies(name, time_ns, take=False) >= COPIES:
             return True
         return await self._count_copies(name, time_ns, take=True) >= COPIES
@@ -196,7 +190,7 @@ class SnapshotCopies:
             return Answer({"has": True})
         wanted = bool(self._spec.snapshots and args.get("take", True))
         if wanted and self._taking.locked() and name not in self.arriving:
-            # One at a time: meanwhile another node may be free.
+            # Snapshots are taken one at a time; meanwhile another node may be free.
             return Answer({"refused": ""})
         if not wanted or name in self._refused or self._tasks is None or self._is_restoring:
             return Answer({"refused": self._refused.get(name, "")})
@@ -206,7 +200,7 @@ class SnapshotCopies:
 
     async def take(self, node: str, name: str) -> None:
         try:
-            # One at a time: two snapshots may share a content, and a content arrives once.
+            # Snapshots are taken one at a time: two of them may share a content, which must arrive only once.
             async with self._taking:
                 snapshot = await self.pull(node, name, slow=True)
                 await self._changes.make(self._background.run, self._store.add, snapshot)
@@ -238,17 +232,14 @@ class SnapshotCopies:
         run = self._background.run if slow else asyncio.to_thread
         for sha, (_, here) in missing.items():
             opened: list[socket.socket] = []
-            receiving = asyncio.ensure_future(run(self.receive, node, sha, here, slow, opened))
-            try:
-                await asyncio.shield(receiving)
-            except asyncio.CancelledError:
-                self._changes.abandon.set()
-                for sock in opened:
-                    # The thread may be waiting for a host without power.
-                    with contextlib.suppress(OSError):
-                        socket.socket.shutdown(sock, socket.SHUT_RDWR)
-                await asyncio.wait({receiving})
-                raise
+            await to_the_end(run(self.receive, node, sha, here, slow, opened), partial(self._give_up, opened))
+
+    def _give_up(self, opened: list[socket.socket]) -> None:
+        """End what a thread receives; it may be waiting for a host without power."""
+        self._changes.abandon.set()
+        for sock in opened:
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
     def receive(self, node: str, sha: str, here: int, slow: bool, opened: list[socket.socket]) -> None:
         """Bring one content over a connection of this thread's own, which `opened` gets."""
@@ -331,9 +322,9 @@ class SharedFiles:
         self._background = background
         self._peers = peers
         self._shared: dict[tuple[int, str], bool] = {}
-        """By device and pattern: whether the other nodes see the same files there."""
+        """Whether the other nodes see the same files, by device and pattern."""
         self._asked: Counter[tuple[int, str]] = Counter()
-        """By device and pattern: how often they were asked that."""
+        """How often they were asked that, by device and pattern."""
         self.requests: dict[str, PeerRequest] = {"snapshot_sees": self._on_sees}
 
     def known(self, snapshot: InPlace) -> bool:
@@ -358,7 +349,7 @@ class SharedFiles:
     def _where(self, snapshot: InPlace) -> tuple[int, str]:
         """Return the device on which a snapshot lies, and its pattern; raises OSError.
 
-        Of one file system, one directory may be shared and another one each node's own.
+        One file system may have a shared directory and one that each node has for itself.
         """
         pattern = next((one for one in self._spec.snapshots if matches(one, snapshot.path)), "")
         return os.stat(snapshot.place.parent).st_dev, pattern

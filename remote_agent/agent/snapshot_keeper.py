@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from remote_agent.agent.snapshot_copies import Changes, Notices, Reporter, SharedFiles, SnapshotCopies
 from remote_agent.election.peers import PeerRefused, PeerUnreachable
@@ -54,8 +54,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 LOOK_S = 1.0
 # If no snapshots are named, or nothing matches, files that ranks write are searched for this often and this deep.
 UNNAMED_LOOK_S = 10.0
@@ -71,6 +69,8 @@ class MemberView(Reporter, Protocol):
 
     @property
     def running(self) -> int | None: ...
+    @property
+    def shift_ns(self) -> int: ...
 
 
 class SnapshotKeeper:
@@ -95,12 +95,13 @@ class SnapshotKeeper:
         self._store = Store(root, self._base, spec.snapshots, spec.snapshots_limit)
         self._changes, self._notices = Changes(), Notices()
         self._shared = SharedFiles(spec, self._base, background, peers)
-        shared = (self._store, self._changes, self._notices, background, peers, self._shift_ns)
-        self.copies = SnapshotCopies(spec, root, *shared)
+        self.copies = SnapshotCopies(
+            spec, root, self._store, self._changes, self._notices, background, peers, self._shift_ns
+        )
         self._hurry = threading.Event()
         """Set while a group waits to be started: nothing is kept in the background."""
         self._known: dict[str, tuple[Mapping[str, Any], str | None]] = {}
-        """By path: the stamps of what was last kept or left out there, and its id."""
+        """For each path, the stamps of what was last kept or left out there, and its id."""
         self._aside: list[str] = []
         """What was hidden since the last report on it."""
         self._has_told_unnamed = False
@@ -286,7 +287,7 @@ class SnapshotKeeper:
                 if not self._is_known(snapshot):
                     await self._hold(snapshot, self._moment())
         except OSError as error:
-            # What is kept so far counts; whether the disk has room is seen when a snapshot is put in place.
+            # The snapshots kept so far count; whether the disk has room is seen when a snapshot is put in place.
             log.warning("snapshots: %s", error)
         return self.heads()
 
@@ -373,7 +374,7 @@ class SnapshotKeeper:
         is_named = bool(chosen.get("exact")) and step_of(current) == chosen.get("step")
         return is_named and judge(current).whole is True
 
-    # Where no snapshots are named
+    # Jobs that name no snapshots
 
     async def look_for_unnamed(self) -> None:
         """Report once that ranks write a snapshot which no other node has, where nothing that is named is there."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from remote_agent.agent import jobs
 from remote_agent.base.paths import Home, check_name
-from remote_agent.base.tasks import in_thread
+from remote_agent.base.tasks import to_the_end
 from remote_agent.tree.sync import TreeSync, left_in
 from remote_agent.wire import Args, Problem
 
@@ -62,7 +62,7 @@ class TreeRequests:
     async def _in_turn(self, work: Callable[..., T], *args: Any) -> T:
         """Do one thing in a thread: in the order of the requests, and to its end."""
         async with self._turn:
-            return await in_thread(work, *args)
+            return await to_the_end(asyncio.to_thread(work, *args))
 
     async def _has(self, args: Args, body: bytes) -> dict[str, Any]:
         look = self._sync.digests if args.get("kept") else self._sync.in_place

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 log = logging.getLogger(__name__)
@@ -52,15 +52,17 @@ class Tasks:
             _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_S)
 
 
-async def in_thread(work: Callable[..., T], *args: Any) -> T:
-    """Return what a function returns that may block; a cancelled caller waits for its end, too.
+async def to_the_end(work: Awaitable[T], hurry: Callable[[], None] | None = None) -> T:
+    """Return the result of work that cannot be undone halfway: a cancelled caller still waits for its end.
 
-    So its writes cannot follow those of others after the caller has ended.
+    So the work writes nothing any more once its caller has ended. `hurry` is called at a cancellation.
     """
-    doing = asyncio.ensure_future(asyncio.to_thread(work, *args))
+    doing = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(doing)
     except asyncio.CancelledError:
+        if hurry is not None:
+            hurry()
         await asyncio.wait({doing})
         raise
 

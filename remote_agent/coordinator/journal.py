@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from remote_agent.base.files import atomic_write
-from remote_agent.base.tasks import in_thread, within
+from remote_agent.base.tasks import to_the_end, within
 from remote_agent.wire.documents import parse_event
 from remote_agent.wire.gate import Misfit
 
@@ -168,7 +168,7 @@ class Journal:
         # The file may be closed meanwhile.
         fd = os.dup(file.fileno())
         try:
-            await in_thread(os.fsync, fd)
+            await to_the_end(asyncio.to_thread(os.fsync, fd))
         finally:
             os.close(fd)
 
@@ -231,7 +231,7 @@ class Journal:
             while self._file is None:
                 whole, count = self.records, len(self.records)
                 try:
-                    await in_thread(self._replace, whole[:])
+                    await to_the_end(asyncio.to_thread(self._replace, whole[:]))
                     if whole is self.records:
                         self._file = self._path.open("a")
                         self._write(whole[count:])

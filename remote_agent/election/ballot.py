@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from remote_agent.base import clocks
 from remote_agent.base.files import atomic_write, read_json
-from remote_agent.base.tasks import in_thread
+from remote_agent.base.tasks import to_the_end
 from remote_agent.election import member
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class Ballot:
             if self._written is None or promise == self._written:
                 return
             try:
-                await in_thread(atomic_write, self._path, json.dumps(promise).encode())
+                await to_the_end(asyncio.to_thread(atomic_write, self._path, json.dumps(promise).encode()))
                 self._written = promise
             except OSError as error:
                 self._give_up_disk(error)

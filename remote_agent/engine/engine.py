@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from remote_agent.base.ports import NoFreePort, reached_as
 from remote_agent.base.proc import slurm_ending
 from remote_agent.base.streams import open_pipes
-from remote_agent.base.tasks import within
+from remote_agent.base.tasks import to_the_end, within
 from remote_agent.engine import installed
 from remote_agent.engine.launchers import own, torch_agent
 from remote_agent.engine.launchers.launcher import Launch, LaunchContext, WorkerGroup
@@ -149,13 +149,7 @@ class Engine:
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(function, *args))
 
     async def _finish_in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Run a function that cannot be undone halfway: a cancelled caller still waits for its end."""
-        running = asyncio.ensure_future(self._in_thread(function, *args))
-        try:
-            return await asyncio.shield(running)
-        except asyncio.CancelledError:
-            await asyncio.wait({running})
-            raise
+        return await to_the_end(self._in_thread(function, *args))
 
     async def _installed(self, here: installed.Installation | None = None, nproc: str = "1") -> TorchFacts:
         """Return torch's facts; raises Problem when it cannot be imported."""

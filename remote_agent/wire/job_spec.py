@@ -156,7 +156,7 @@ class Rendezvous:
     """N or MIN:MAX, if other nodes may join; empty: the size of the group."""
 
 
-# What a document has for a field, by the field's type.
+# A document has these values for a field, by the field's type.
 _KINDS: Mapping[str, object] = {
     "str": str,
     "int": int,

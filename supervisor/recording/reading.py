@@ -52,7 +52,7 @@ BLOCK = 1024 * 1024
 # The history has a sample of the states this often; this many states are read before the screen has a turn.
 EVERY_NS = 2_000_000_000
 STATUSES_PER_TURN = 64
-# What the library raises for a damaged file.
+# The library raises these for a damaged file.
 _BROKEN_FILE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, struct.error, ValueError, OverflowError)
 _ENCRYPTED = 1
 _HEAD = record({"format": str, "version": Count}, {"supervisor": str})

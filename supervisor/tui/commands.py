@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SCOPES: Final = ("job", "node", "rank")
 HERE, NODE = "here", "node"
-# What each field accepts: a type, or these words, of which the first is the default.
+# Each field accepts a value of this type, or one of these words, of which the first is the default.
 FIELDS: Final[dict[str, type | tuple[str, ...]]] = {
     "key": str, "command": str, "scope": SCOPES, "on": (HERE, NODE), "confirm": bool, "wait": bool,
 }  # fmt: skip
