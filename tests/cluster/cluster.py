@@ -147,6 +147,9 @@ class Cluster:
             if self._agent:
                 shutil.copytree(prepared(), host.home / ".supervisor")
                 known_torch.lend(host.home / ".supervisor")
+        if self._disks:
+            # A host begins with what an earlier job has left, which is on its disk.
+            os.sync()
         self.known_hosts.write_text("".join(f"{host.known_hosts_line}\n" for host in found))
 
     def _boot(self, which: list[Machine]) -> None:
