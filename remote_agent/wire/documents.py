@@ -640,8 +640,13 @@ class EditedChange(TreeSummary):
     digest: str
 
 
-EditedTree = TypedDict("EditedTree", {"change": Optional[EditedChange], "tree": TreeStatus})
-"""What has been edited since the group's work tree, and that tree."""
+class EditedTree(TypedDict):
+    """What has been edited since the group's work tree, and that tree."""
+
+    change: Optional[EditedChange]
+    tree: TreeStatus
+    place: str
+    """The directory of the files, in words that say whether the job was launched from it."""
 
 
 class Status(TypedDict, total=False):

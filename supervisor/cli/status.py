@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from remote_agent.coordinator.status import without_agent
 from supervisor.cli import colours
 from supervisor.cli.options import add_json, in_session, make_parser, parse
 from supervisor.cli.output import is_rich, write_json, write_lines, write_table
@@ -65,6 +66,11 @@ def run(verb: str, argv: Sequence[str]) -> int:
         if options.watch:
             return await _watch(session, as_json=options.json, rich=rich, color=options.color)
         status: Status = await session.call("status")
+        if status.get("coordinator_reachable") is False:
+            # Other hosts may have no agent either.
+            await session.settle()
+            for link in session.opened_links(live=False):
+                status = without_agent(status, link.view.name)
         fabric = None if options.json else await session.nccl(status)
         _show(status, as_json=options.json, rich=rich, color=options.color)
         lines = fabric_lines(fabric) if fabric is not None else []

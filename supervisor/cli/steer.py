@@ -109,16 +109,18 @@ async def _with_code(session: Session, next_group: Plan, tree: str) -> Plan:
     back = f"back to work tree {previous['digest'][:8]}" if previous else "there is no previous work tree"
     change = edited["change"]
     text = back if tree == "rollback" else tree_change(change) if change else "no file has changed"
-    return dataclasses.replace(next_group, facts=(("Code", text), *next_group.facts))
+    place = [("Files", edited["place"])] if tree == "sync" else []
+    return dataclasses.replace(next_group, facts=(*place, ("Code", text), *next_group.facts))
 
 
 async def _restart_from(session: Session, action: Action, tree: str, options: argparse.Namespace) -> int:
     """Restart from another work tree and say what changed in it; returns the exit code."""
     args: Args = {"partial": options.partial}
     if tree == "sync":
-        change = (await session.edited())["change"]
+        edited = await session.edited()
+        change = edited["change"]
         if change is not None:
-            say(f"work tree {change['digest'][:8]}: {tree_change(change)}")
+            say(f"files of {edited['place']}\nwork tree {change['digest'][:8]}: {tree_change(change)}")
             args["digest"] = change["digest"]
     answer = await session.request(tree, **args)
     if answer["accepted"]:

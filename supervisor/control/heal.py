@@ -173,16 +173,18 @@ class Healer:
             except (SupervisorError, HostError, CallFailed, WireError, asyncio.TimeoutError) as error:
                 hub.notice(f"healing: {error}", "warning")
 
-    async def revive(self, end: float) -> None:
+    async def revive(self, end: float) -> bool:
         """Restart the agents that have died, once, for a request of somebody who is not attached; wait for them.
 
-        `end`: until when, as time.monotonic().
+        `end`: until when, as time.monotonic(). Returns whether any had died.
         """
         self._restart_lost()
-        if self._restarting:
-            await asyncio.wait(self._restarting.values(), timeout=max(0.0, end - time.monotonic()))
-            await self._exchange()
-            await promotion.promote_if_orphaned(self._hub)
+        if not self._restarting:
+            return False
+        await asyncio.wait(self._restarting.values(), timeout=max(0.0, end - time.monotonic()))
+        await self._exchange()
+        await promotion.promote_if_orphaned(self._hub)
+        return True
 
     def has_lost(self) -> bool:
         """Tell whether a host in reach has no agent of a node that takes part in the job."""

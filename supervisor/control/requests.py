@@ -248,14 +248,20 @@ async def _ask_coordinator(hub: Hub, op: str, args: Args, latest: float = math.i
     `latest`: when to give up at the latest, as time.monotonic().
     """
     generation = _generation(hub)
-    if op == "restart" and generation >= 0:
-        # The group may be restarting for another reason at this moment.
-        args.setdefault("if_generation", generation)
+    # The group may be restarting for another reason at this moment.
+    protects = op == "restart" and generation >= 0 and "if_generation" not in args
+    args |= {"if_generation": generation} if protects else {}
     end, has_said = min(latest, time.monotonic() + VERB_DEADLINE), False
     # An operator who is attached has one already.
     healer = heal.Healer(hub) if hub.attach is None else None
+
+    async def revive() -> None:
+        """Restart dead agents. Their group restarts with them, so the request is valid in that generation, too."""
+        if healer is not None and await healer.revive(end) and protects:
+            args["if_generation"] = None
+
     while healer is not None and not hub.opened_links(live=True) and healer.has_lost() and time.monotonic() < end:
-        await healer.revive(end)
+        await revive()
         await hub.wait_change(MOVING_PAUSE)
     await _ensure_coordinator(hub, op, args)
     while True:
@@ -269,8 +275,8 @@ async def _ask_coordinator(hub: Hub, op: str, args: Args, latest: float = math.i
                 has_said = True
                 left = max(0.0, end - time.monotonic())
                 hub.notice(f"{op} waits for a coordinator, up to {left:.0f} s: {refused.message}", "warning")
-            if refused.kind == "no_coordinator" and healer is not None:
-                await healer.revive(end)
+            if refused.kind == "no_coordinator":
+                await revive()
         await hub.wait_change(MOVING_PAUSE)
 
 

@@ -15,7 +15,7 @@ from remote_agent.wire import Args, CallFailed, JobSpec, WireError
 from supervisor.control import admission
 from supervisor.control.replies import entry, failed_entry
 from supervisor.errors import RequestFailed, SupervisorError
-from supervisor.launch.specs import read_tree, read_tree_again
+from supervisor.launch.specs import is_of_launch, read_tree, read_tree_again
 from supervisor.ssh.sync import manifest, push_tree
 
 if TYPE_CHECKING:
@@ -54,11 +54,16 @@ async def look(hub: Hub) -> EditedTree:
     Raises RequestFailed if the job has no synced tree, SyncError, UsageError.
     """
     known = await _known(hub)
-    tree = await _read(hub, await admission.description(hub))
+    spec = await admission.description(hub)
+    place = str(hub.inventory.job.workdir)
+    if not is_of_launch(hub.inventory, spec):
+        # Another inventory with the same hosts may be meant, or the same files on another machine.
+        place += ": the job was launched from another directory"
+    tree = await _read(hub, spec)
     if tree.digest == known["digest"]:
-        return {"change": None, "tree": known}
+        return {"change": None, "tree": known, "place": place}
     change = await _compare(hub, tree)
-    return {"change": {"digest": change.digest, **change.summary()}, "tree": known}
+    return {"change": {"digest": change.digest, **change.summary()}, "tree": known, "place": place}
 
 
 async def spread(hub: Hub, verb: str, args: Args) -> tuple[Args, dict[str, ReplyEntry]]:
@@ -79,8 +84,8 @@ async def spread(hub: Hub, verb: str, args: Args) -> tuple[Args, dict[str, Reply
         if args.get("digest") not in (None, tree.digest):
             raise RequestFailed("the work tree has changed since it was compared", "compare again", "stale")
         if tree.digest == known["digest"]:
-            hint = "to start the group from it again: supervisor restart"
-            raise RequestFailed("no file has changed: the group already runs from this work tree", hint, "done")
+            text = f"no file of {hub.inventory.job.workdir} has changed: the group already runs from this work tree"
+            raise RequestFailed(text, "to start the group from it again: supervisor restart", "done")
         change = await _compare(hub, tree)
     names = [str(one["name"]) for one in hub.status.get("nodes", ()) if one.get("state") in TAKING_PART]
     keep = [str(one["digest"]) for one in (known, previous) if one]

@@ -92,9 +92,7 @@ def make_plan(inventory: Inventory, options: UpOptions, cwd: Path) -> LaunchPlan
         script=script,
         nodes=tuple(node_spec(_at(host, options, inventory), nproc) for host in hosts),
         # A script's files stay in its tree: another script, or a job with a name of its own, does not find them.
-        tree=tree_name(defaults.workdir, f"script {script}" if options.job is None else f"job {job}")
-        if syncs
-        else None,
+        tree=_tree_names(defaults.workdir, script, job)[options.job is not None] if syncs else None,
         workdir="." if syncs else str(defaults.workdir if inventory.path is not None else cwd),
         env={**defaults.env, **options.env},
         min_nodes=min_nodes,
@@ -105,6 +103,16 @@ def make_plan(inventory: Inventory, options: UpOptions, cwd: Path) -> LaunchPlan
         **_settings(defaults, options),
     )
     return LaunchPlan(spec, tuple(host.name for host in hosts), shares_tree=options.force)
+
+
+def _tree_names(workdir: Path, script: str, job: str) -> tuple[str, str]:
+    """Return the names on the nodes of a script's tree and of that of a job with a name of its own."""
+    return tree_name(workdir, f"script {script}"), tree_name(workdir, f"job {job}")
+
+
+def is_of_launch(inventory: Inventory, spec: JobSpec) -> bool:
+    """Tell whether a job's tree was copied from this inventory's directory, by this user: its name is made of both."""
+    return spec.tree in _tree_names(inventory.job.workdir, spec.script, spec.job)
 
 
 def _settings(*sources: JobDefaults | UpOptions) -> dict[str, Any]:

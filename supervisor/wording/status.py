@@ -139,9 +139,14 @@ def status_tail(status: Status) -> list[str]:
         who = one["node"] if one["rank"] is None else f"rank {one['rank']}"
         lines.append(f"warning: {who}: {one_line(one['message'])}")
     if status.get("coordinator_reachable") is False and status.get("state") not in ENDED_STATES:
-        lines.append(
-            f"note: {status.get('node')} answers, but the coordinator is unreachable; this status may be out of date"
+        where = status.get("node")
+        lost = any(node["name"] == where and node.get("state") == NodeState.LOST for node in status.get("nodes", ()))
+        text = (
+            "no agent of the job runs where hosts answer: `supervisor attach` starts them, and the job continues"
+            if lost
+            else f"{where} answers, but the coordinator is unreachable; this status may be out of date"
         )
+        lines.append(f"note: {text}")
     return lines
 
 

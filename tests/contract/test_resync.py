@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 from tests.cluster import Cluster
@@ -26,7 +27,7 @@ def test_edited_files_are_started_from_on_all_nodes_and_gone_back_from(pair: Clu
     with Job(pair, work, script, nproc_per_node=1).start("--job", "edit") as job:
         job.until_step(2)
         assert said(job, 0) == {("old code", False)}
-        assert b"no file has changed" in job.run("restart", "--sync").stderr
+        assert f"no file of {work} has changed".encode() in job.run("restart", "--sync").stderr
         (work / "train.py").write_text(script.replace("old code", "new code"))
         (work / "lib").write_text("a file here")
         blocked = next((pair.host("n2").home / ".supervisor" / "trees").glob("work-*")) / "lib"
@@ -39,6 +40,11 @@ def test_edited_files_are_started_from_on_all_nodes_and_gone_back_from(pair: Clu
         blocked.rmdir()
         plan = job.run("restart", "--sync", "--dry-run").stdout.decode()
         assert re.search(r"Code +2 files, [\d.]+ k?B: lib, train.py", plan)
+        assert re.search(rf"Files +{work}\n", plan)
+        shutil.copytree(work, tmp_path / "other")
+        words = ["restart", "hosts.toml", "edit", "--sync", "--dry-run"]
+        other = job.supervisor.run(words, tmp_path / "other", timeout=WAIT_S).stdout.decode()
+        assert re.search(rf"Files +{tmp_path}/other: the job was launched from another directory\n", other)
         done = job.run("restart", "--sync")
         assert done.returncode == 0, done.stderr.decode()
         assert "generation 1 running" in done.stdout.decode()

@@ -77,7 +77,7 @@ class RecordedSession:
         self.past: dict[str, History] = {}
         """By node."""
         change = {"digest": "b" * 64, "files": 3, "bytes": 12_000, "paths": ["train.py", "model.py", "lib/data.py"]}
-        self.changes: Any = {"change": change, "tree": {"digest": "a" * 64, "previous": None}}
+        self.changes: Any = {"change": change, "tree": {"digest": "a" * 64, "previous": None}, "place": "/home/me/work"}
 
     async def __aenter__(self) -> RecordedSession:
         return self

@@ -113,6 +113,7 @@ async def test_a_sync_names_what_changed() -> None:
     async with playing("running_2x2", (120, 30)) as (app, pilot, session):
         text = await press(app, pilot, "R")
         assert "3 files, 12.0 kB: train.py, model.py, lib/data.py" in text
+        assert re.search("Files +/home/me/work", text)
         assert "Roll back" not in text
         failed = {"n1": {"accepted": True}, "n2": {"accepted": False, "message": "n2: disk full"}}
         session.answer = {"accepted": False, "message": "nothing is restarted", "nodes": failed}
@@ -123,7 +124,8 @@ async def test_a_sync_names_what_changed() -> None:
         session.answer = None
         await press(app, pilot, "right", "right", "enter")
         assert session.requests[1:] == [("sync", {"digest": "b" * 64, "partial": True})]
-        session.changes = {"change": None, "tree": {"digest": "b" * 64, "previous": {"digest": "a" * 64}}}
+        previous = {"digest": "a" * 64}
+        session.changes |= {"change": None, "tree": {"digest": "b" * 64, "previous": previous}}
         text = await press(app, pilot, "R")
         assert "no file has changed" in text
         await press(app, pilot, "right", "enter")

@@ -492,6 +492,7 @@ class ActionDialogs:
         change, previous = edited["change"], edited["tree"].get("previous")
         facts = [
             ("Target", self._target_text(action, ())),
+            ("Files", edited["place"]),
             ("Code", tree_change(change) if change else "no file has changed since the last sync"),
         ]
         if previous:
