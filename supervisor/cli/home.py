@@ -23,6 +23,7 @@ from supervisor.cli.options import open_known
 from supervisor.errors import HostError, UsageError, why
 from supervisor.inventory import Inventory, JobDefaults
 from supervisor.inventory.sources import SOURCES
+from supervisor.launch.specs import is_of_launch
 from supervisor.link.jobs import group_jobs
 from supervisor.session import Session
 from supervisor.ssh import AgentFile, connect
@@ -72,10 +73,14 @@ class KnownJobs:
 
     @property
     def asked(self) -> tuple[int, int]:
-        """How many hosts have answered or failed, and how many there are."""
-        answered = {(words, name) for words, jobs in self._answers.items() for name in jobs}
-        hosts = sum(len(inventory.hosts) for inventory in self._inventories.values())
-        return len(answered | set(self._failures)), hosts
+        """How many hosts have answered or failed, and how many there are; one in several inventories counts once."""
+        answered = {(words, name) for words, jobs in self._answers.items() for name in jobs} | set(self._failures)
+        hosts = [(words, host) for words, inventory in self._inventories.items() for host in inventory.hosts]
+        places = {(host.ssh, host.user, host.port, host.local) for _, host in hosts}
+        waiting = {
+            (host.ssh, host.user, host.port, host.local) for words, host in hosts if (words, host.name) not in answered
+        }
+        return len(places - waiting), len(places)
 
     async def run(self) -> None:
         """Keep asking all hosts, until cancelled."""
@@ -159,14 +164,16 @@ class KnownJobs:
     def _changed(self) -> None:
         from supervisor.tui.source import HomeJob
 
-        rows: dict[tuple[str, object], HomeJob] = {}
+        # The same hosts may be in several inventories: the one of the job's directory stands for it, else the first.
+        rows: dict[tuple[str, object], tuple[bool, HomeJob]] = {}
         for words, answers in self._answers.items():
             for listed in group_jobs(answers):
                 status, incident = self._read.get((words, listed["job"]), ({}, None))
-                # The same hosts may be in several inventories: the first one that has the job stands for it.
                 job = HomeJob(words, place_of(words), listed, status, incident)
-                rows.setdefault((listed["job"], listed.get("created_ns")), job)
-        self._rows = sorted(rows.values(), key=_order)
+                row = is_of_launch(self._inventories[words], listed["job"], listed["script"] or "", listed["tree"]), job
+                key = listed["job"], listed.get("created_ns")
+                rows[key] = max(rows.get(key, row), row, key=lambda one: one[0])
+        self._rows = sorted((job for _, job in rows.values()), key=_order)
         self.troubles = [*self._broken, *self._failures.values()]
         self.version += 1
 

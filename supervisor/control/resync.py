@@ -56,7 +56,7 @@ async def look(hub: Hub) -> EditedTree:
     known = await _known(hub)
     spec = await admission.description(hub)
     place = str(hub.inventory.job.workdir)
-    if not is_of_launch(hub.inventory, spec):
+    if not is_of_launch(hub.inventory, spec.job, spec.script, spec.tree):
         # Another inventory with the same hosts may be meant, or the same files on another machine.
         place += ": the job was launched from another directory"
     tree = await _read(hub, spec)

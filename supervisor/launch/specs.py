@@ -110,9 +110,9 @@ def _tree_names(workdir: Path, script: str, job: str) -> tuple[str, str]:
     return tree_name(workdir, f"script {script}"), tree_name(workdir, f"job {job}")
 
 
-def is_of_launch(inventory: Inventory, spec: JobSpec) -> bool:
+def is_of_launch(inventory: Inventory, job: str, script: str, tree: str | None) -> bool:
     """Tell whether a job's tree was copied from this inventory's directory, by this user: its name is made of both."""
-    return spec.tree in _tree_names(inventory.job.workdir, spec.script, spec.job)
+    return tree in _tree_names(inventory.job.workdir, script, job)
 
 
 def _settings(*sources: JobDefaults | UpOptions) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import supervisor.inventory
+from supervisor import known
 from supervisor.cli import main
 from supervisor.cli.home import KnownJobs
 from supervisor.inventory import Inventory
@@ -48,7 +49,10 @@ class Cli:
         monkeypatch.setenv("XDG_STATE_HOME", str(made.root / "state"))
 
     def _load(self, path: Path) -> Inventory:
-        return dataclasses.replace(self.inventory, words=str(path.absolute()))
+        job, folder = self.inventory.job, path.absolute().parent
+        if folder != Path.cwd():
+            job = dataclasses.replace(job, workdir=folder)
+        return dataclasses.replace(self.inventory, words=str(path.absolute()), job=job)
 
     def __call__(self, *words: str) -> Run:
         self._capfd.readouterr()
@@ -89,6 +93,9 @@ def test_a_run_and_everything_that_reads_it(alone: Cli, monkeypatch: pytest.Monk
     known = alone("completion", "--line", "logs", "h.toml", "--rank", "").lines
     assert known == ["words", "0\trank", "1\trank"], "as the run has left it"
     _check_readers(alone)
+    Path("other").mkdir()
+    Path("other/h.toml").touch()
+    assert alone("jobs", "other/h.toml").status == 0
     asyncio.run(_check_home(alone))
     for words in (
         ["restart", "h.toml"],
@@ -107,6 +114,8 @@ def test_a_run_and_everything_that_reads_it(alone: Cli, monkeypatch: pytest.Monk
 
 async def _check_home(cli: Cli) -> None:
     home = KnownJobs()
+    # The inventory of another directory with the same host was used last.
+    assert Path(known.recall()[0].words).parent.name == "other"
     reading = asyncio.create_task(home.run())
     while not any(job.status for job in home.jobs):
         done, _ = await asyncio.wait({reading}, timeout=0.05)
