@@ -22,7 +22,17 @@ from remote_agent.wire import Problem
 from remote_agent.wire.answers import MAX_ROWS
 from remote_agent.wire.documents import STREAMS as ALL_STREAMS
 from supervisor.cli.entry import say
-from supervisor.cli.options import load_target, make_parser, parse, read_duration, read_ranks, say_left_out
+from supervisor.cli.options import (
+    LATE_GRACE,
+    load_target,
+    make_parser,
+    parse,
+    read_duration,
+    read_ranks,
+    say_left_out,
+    say_silent,
+    settle,
+)
 from supervisor.cli.output import Writer
 from supervisor.cli.whole_lines import WholeLines, line_of, patiently, printed, whole_line, write_folded
 from supervisor.errors import RequestFailed, UsageError
@@ -40,8 +50,6 @@ if TYPE_CHECKING:
     from supervisor.ssh.answers import LogFileEntry
 
 BATCH = 500
-# `-f` waits this long for hosts before it starts with those that have answered, seconds.
-LATE_GRACE = 2.0
 
 
 def run(verb: str, argv: Sequence[str]) -> int:
@@ -57,11 +65,10 @@ def run(verb: str, argv: Sequence[str]) -> int:
         async with Session(inventory, job, follow=options.follow, note_left_out=say_left_out) as session:
             await session.ready()
             if _takes_late(options):
-                silent, what = await session.settle(timeout_s=LATE_GRACE), "shown once it answers"
+                for view in await session.settle(timeout_s=LATE_GRACE):
+                    say_silent(view, "its log is shown once it answers")
             else:
-                silent, what = await session.settle([options.node] if options.node else None), "not shown"
-            for view in silent:
-                say(f"{view.name}: {view.step}: {view.error or 'no answer yet'}; its log is {what}")
+                await settle(session, "its log is not shown", [options.node] if options.node else None)
             # The status has the clock offsets of the nodes.
             if options.follow:
                 await session.until_current()

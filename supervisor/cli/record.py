@@ -32,6 +32,7 @@ from supervisor.cli.options import (
     parse,
     read_duration,
     say_left_out,
+    settle,
 )
 from supervisor.cli.output import write_json, write_lines
 from supervisor.cli.whole_lines import line_of
@@ -74,8 +75,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
     path = Path(name)
 
     async def record(session: Session) -> None:
-        for view in await session.settle():
-            say(f"{view.name}: {view.step}: {view.error or 'no answer yet'}; its own facts are not recorded")
+        await settle(session, "its own facts are not recorded")
         seen = await _watch(session) if options.follow else []
         events, missing = await write(session, path, limit=options.logs, seen=seen)
         for reason in missing:
@@ -238,8 +238,7 @@ async def _of_job(inventory: Inventory, job: str | None) -> Report:
 
     async with Session(inventory, job, note_left_out=say_left_out) as session:
         await session.ready()
-        for view in await session.settle():
-            say(f"{view.name}: {view.step}: {view.error or 'no answer yet'}; its own facts are missing")
+        await settle(session, "its own facts are missing")
         session.set_status(await session.call("status"))
         events = await session.journal()
         nccl = (await session.call("incidents")).get("nccl")

@@ -21,7 +21,7 @@ from remote_agent.snapshots.choice import WHICH_THERE_ARE
 from remote_agent.text.names import size_text
 from remote_agent.wire import CallFailed, WireError
 from supervisor.cli.entry import say
-from supervisor.cli.options import add_json, in_session, make_parser, parse
+from supervisor.cli.options import add_json, in_session, make_parser, parse, settle
 from supervisor.cli.output import is_rich, write_json, write_table
 from supervisor.errors import RequestFailed, Unreachable, UsageError, why
 from supervisor.logs.files import ask, sources
@@ -64,7 +64,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
             )
 
     async def bring(session: Session) -> None:
-        await session.settle()
+        await settle(session, "its snapshots are not read")
         place, size, node = await pull(session, options.pull, options.output)
         if options.json:
             write_json({"job": session.job, "id": options.pull, "path": str(place), "bytes": size, "node": node})

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from supervisor.cli.options import add_json, in_session, make_parser, parse, read_ranks
+from supervisor.cli.options import add_json, in_session, make_parser, parse, read_ranks, settle
 from supervisor.cli.output import write_json, write_lines, write_ranks
 from supervisor.errors import UsageError
 from supervisor.wording.stacks import stacks_lines
@@ -26,7 +26,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
     options = parse(parser, argv)
 
     async def show(session: Session) -> int:
-        await session.settle()
+        await settle(session, "its stacks are missing")
         if options.save:
             return await _save(session, options.rank, options.json)
         stacks = await session.stacks(options.rank)
