@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from supervisor.ssh import NodeLink
     from supervisor.ssh.answers import Cleaned, JobList
 
-CONNECT_DEADLINE = 20.0
+CONNECT_DEADLINE = 15.0
 # Removing gigabytes of logs takes a while.
 CALL_DEADLINE = 300.0
 LIMIT = 64
