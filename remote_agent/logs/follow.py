@@ -94,8 +94,13 @@ class View(NamedTuple):
     bell: Bell
 
 
-def ends_of(files: Sequence[LogFile]) -> Positions:
-    """Return where the unfinished last line of each file begins: a reader that begins at the end gets it as a whole."""
+async def ends_of(files: Sequence[LogFile]) -> Positions:
+    """Return where the unfinished last line of each file begins: a reader that begins at the end gets it as a whole.
+
+    Waits for the indexes of files that existed before this agent.
+    """
+    for file in files:
+        await index_until(file, None, _INDEX_WAIT_S)
     return {file.key: file.index.line_start for file in files}
 
 

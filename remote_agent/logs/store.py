@@ -222,7 +222,7 @@ class LogStore:
         await self._rescan()
         known = _positions(after)
         view, first = self._view(generation, ranks, chosen, first, known)
-        begin = following.ends_of(view.files()) if start == "end" else {}
+        begin = await following.ends_of(view.files()) if start == "end" else {}
         begin.update(known)
         if after is not None:
             yield Answer({"first": first, "after": [[*key, offset] for key, offset in begin.items()]})

@@ -111,6 +111,22 @@ async def test_following_from_the_end_starts_with_the_line_that_is_being_written
         assert got.text(0, 1) == b"next generation\n"
 
 
+async def test_following_from_the_end_of_a_file_that_is_not_indexed_yet_sends_no_old_line(tmp_path: Path) -> None:
+    append(log(tmp_path), b"old line\n" * 1_000_000)
+    async with opened(tmp_path, live=True) as store:
+        got = Follow(store, start="end", after=[])
+
+        async def has_begun() -> bool:
+            return bool(got.items)
+
+        await until(has_begun)
+        append(log(tmp_path), b"new\n")
+        await store.finish(0)
+        await store.end()
+        await asyncio.wait_for(got.task, 60)
+        assert b"".join(item.body for item in got.items[1:]) == b"new\n"
+
+
 @pytest.mark.parametrize("longer", [False, True])
 def test_truncation_and_replacement_are_seen(tmp_path: Path, longer: bool) -> None:
     """Also when the new text is longer than the old one by the time we look."""
