@@ -30,7 +30,6 @@ from supervisor.cli.options import (
     read_duration,
     read_ranks,
     say_left_out,
-    say_silent,
     settle,
 )
 from supervisor.cli.output import Writer
@@ -66,9 +65,9 @@ def run(verb: str, argv: Sequence[str]) -> int:
             await session.ready()
             if _takes_late(options):
                 for view in await session.settle(timeout_s=LATE_GRACE):
-                    say_silent(view, "its log is shown once it answers")
+                    say(f"{view.name}: {view.step}: {view.error or 'no answer yet'}; its log is shown once it answers")
             else:
-                await settle(session, "its log is not shown", [options.node] if options.node else None)
+                await settle(session, [options.node] if options.node else None)
             # The status has the clock offsets of the nodes.
             if options.follow:
                 await session.until_current()

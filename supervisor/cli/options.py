@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from remote_agent.wire.documents import Status
     from supervisor.inventory import Inventory
     from supervisor.inventory.sources import InventorySource
-    from supervisor.link.view import HostView
     from supervisor.session import Session
 
 
@@ -259,24 +258,21 @@ def in_session(
 LATE_GRACE = 2.0
 
 
-async def settle(session: Session, missing: str, nodes: Sequence[str] | None = None) -> None:
-    """Wait for the hosts (None: all) whose data is to be read, and say of those that do not answer what is `missing`.
+async def settle(session: Session, nodes: Sequence[str] | None = None) -> None:
+    """Wait for the hosts (None: all) whose data is to be read, and name those that do not answer.
 
     Those of nodes that are lost or removed are not awaited for long. Raises Unreachable, RequestFailed.
     """
     from remote_agent.wire.events import NodeState
 
+    if not await session.settle(nodes, LATE_GRACE):
+        return
     status: Status = await session.call("status")
-    away = (NodeState.LOST, NodeState.REMOVED)
-    wanted = set(session.links if nodes is None else nodes)
-    lost = wanted & {node["name"] for node in status.get("nodes", ()) if node.get("state") in away}
-    for view in (*await session.settle(wanted - lost), *await session.settle(lost, LATE_GRACE)):
-        say_silent(view, missing)
-
-
-def say_silent(view: HostView, missing: str) -> None:
-    """Say that a host does not answer, why, and what is missing for that reason."""
-    say(f"{view.name}: {view.step}: {view.error or 'no answer yet'}; {missing}")
+    out = (NodeState.LOST, NodeState.REMOVED)
+    away = {node["name"] for node in status.get("nodes", ()) if node.get("state") in out}
+    await session.settle(set(session.links if nodes is None else nodes) - away)
+    for view in await session.settle(nodes, 0.0):
+        session.leave_out(view.name, f"{view.step}: {view.error or 'no answer yet'}")
 
 
 def source_words(hosts: str | None, options: argparse.Namespace) -> str | None:

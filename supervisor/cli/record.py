@@ -75,7 +75,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
     path = Path(name)
 
     async def record(session: Session) -> None:
-        await settle(session, "its own facts are not recorded")
+        await settle(session)
         seen = await _watch(session) if options.follow else []
         events, missing = await write(session, path, limit=options.logs, seen=seen)
         for reason in missing:
@@ -238,7 +238,7 @@ async def _of_job(inventory: Inventory, job: str | None) -> Report:
 
     async with Session(inventory, job, note_left_out=say_left_out) as session:
         await session.ready()
-        await settle(session, "its own facts are missing")
+        await settle(session)
         session.set_status(await session.call("status"))
         events = await session.journal()
         nccl = (await session.call("incidents")).get("nccl")

@@ -64,7 +64,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
             )
 
     async def bring(session: Session) -> None:
-        await settle(session, "its snapshots are not read")
+        await settle(session)
         place, size, node = await pull(session, options.pull, options.output)
         if options.json:
             write_json({"job": session.job, "id": options.pull, "path": str(place), "bytes": size, "node": node})

@@ -26,7 +26,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
     options = parse(parser, argv)
 
     async def show(session: Session) -> int:
-        await settle(session, "its stacks are missing")
+        await settle(session)
         if options.save:
             return await _save(session, options.rank, options.json)
         stacks = await session.stacks(options.rank)

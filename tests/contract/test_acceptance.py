@@ -188,7 +188,7 @@ def test_nodes_are_lost_in_every_way_and_the_group_goes_on(trio: Cluster, tmp_pa
         assert charged(job) == {0}
         # Its host is not awaited as long as one that the job has not lost.
         logs = job.run("logs")
-        assert (logs.returncode, logs.stderr) == (0, b"supervisor: n1: connect: no answer yet; its log is not shown\n")
+        assert (logs.returncode, logs.stderr) == (0, b"supervisor: n1: connect: no answer yet; its data is not shown\n")
 
 
 def a_killed_agent_leaves_no_worker(trio: Cluster, job: Job) -> None:
