@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Union
 from remote_agent.base.files import read_text
 from remote_agent.coordinator import replay
 from remote_agent.coordinator.journal import public, read_records
-from remote_agent.coordinator.status import document, history, without_agent
+from remote_agent.coordinator.status import document, history
 from remote_agent.diagnose.incidents import incidents_in
 from remote_agent.election import authorities
 from remote_agent.history.keeper import HistoryKeeper
@@ -21,12 +21,12 @@ from remote_agent.logs import LogStore
 from remote_agent.logs.nccl import read_facts, read_map
 from remote_agent.snapshots.store import PIECE, Content, content_at, read_kept
 from remote_agent.wire import Answer, Args, Items, JobSpec, Problem
-from remote_agent.wire.events import ENDED_EVENTS
+from remote_agent.wire.events import ENDED_EVENTS, ENDED_STATES, Condition
 
 if TYPE_CHECKING:
     from remote_agent.base import paths
     from remote_agent.wire.answers import Basis
-    from remote_agent.wire.documents import JournalEvent, Status
+    from remote_agent.wire.documents import JournalEvent, NodeStatus, RankStatus, Status
 
 Op = Callable[["Args"], Union[Items, Awaitable[Answer]]]
 Records = Callable[[], "list[JournalEvent]"]
@@ -167,7 +167,7 @@ class FileRequests(JobRequests):
 
     def _document(self) -> Status:
         state = replay.fold(self.spec, self._journal)
-        status = without_agent(document(state, {}, None), self._node)
+        status = _without_agent(document(state, {}, None), self._node)
         return {**status, "coordinator_reachable": False, "node": self._node, "last_seq": len(self._journal)}
 
     async def status(self, args: Args) -> Answer:
@@ -181,3 +181,14 @@ class FileRequests(JobRequests):
     async def attach(self, args: Args) -> Answer:
         """Do nothing: no agent notes the operator."""
         return Answer({})
+
+
+def _without_agent(status: Status, node: str) -> Status:
+    """Return the status that a journal shows, corrected by what is certain: this node's ranks died with its agent."""
+    own = next((one for one in status["nodes"] if one["name"] == node), None)
+    if status["state"] in ENDED_STATES or own is None or own["state"] != "running":
+        return status
+    ranks: list[RankStatus] = [{**rank, "state": "killed"} for rank in own["ranks"]]
+    lost: NodeStatus = {**own, "state": "lost", "reason": "no agent of the job runs there", "ranks": ranks}
+    nodes = [lost if one is own else one for one in status["nodes"]]
+    return {**status, "state": "degraded", "condition": str(Condition.DEGRADED), "nodes": nodes}

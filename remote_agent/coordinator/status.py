@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from remote_agent.coordinator import replay, views
 from remote_agent.coordinator import state as s
-from remote_agent.wire.events import ENDED_STATES, Condition, StopCause
+from remote_agent.wire.events import Condition, StopCause
 from remote_agent.wire.status_diff import changes
 
 if TYPE_CHECKING:
@@ -142,17 +142,6 @@ def document(state: s.State, facts: Facts, coordinator: str | None, now: float |
         "snapshots": views.kept_snapshots(state),
         "script": {"kind": state.spec.kind, "script": state.spec.script, "args": list(state.spec.args)},
     }
-
-
-def without_agent(status: Status, node: str) -> Status:
-    """Return the status that a journal shows, corrected by what is certain: a node's ranks died with its agent."""
-    own = next((one for one in status["nodes"] if one["name"] == node), None)
-    if status["state"] in ENDED_STATES or own is None or own["state"] != "running":
-        return status
-    ranks: list[RankStatus] = [{**rank, "state": "killed"} for rank in own["ranks"]]
-    lost: NodeStatus = {**own, "state": "lost", "reason": "no agent of the job runs there", "ranks": ranks}
-    nodes = [lost if one is own else one for one in status["nodes"]]
-    return {**status, "state": "degraded", "condition": str(Condition.DEGRADED), "nodes": nodes}
 
 
 def history(spec: JobSpec, records: list[JournalEvent]) -> Iterator[HistoryItem]:

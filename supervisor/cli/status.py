@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from remote_agent.coordinator.status import without_agent
 from supervisor.cli import colours
 from supervisor.cli.options import add_json, in_session, make_parser, parse
 from supervisor.cli.output import is_rich, write_json, write_lines, write_table
@@ -34,6 +33,8 @@ NODE_MORE = ("clock_error_ms", "vitals", "start", "standby")
 RANK_MORE = ("progress", "vitals")
 WARNING_KEYS = ("kind", "node", "rank", "message")
 INTERVAL = 1.0
+# The files of a host may take this long to answer, seconds.
+STATUS_DEADLINE = 10.0
 
 
 def contract(status: Status) -> dict[str, object]:
@@ -67,16 +68,23 @@ def run(verb: str, argv: Sequence[str]) -> int:
             return await _watch(session, as_json=options.json, rich=rich, color=options.color)
         status: Status = await session.call("status")
         if status.get("coordinator_reachable") is False:
-            # Other hosts may have no agent either.
-            await session.settle()
-            for link in session.opened_links(live=False):
-                status = without_agent(status, link.view.name)
+            status = await _as_each_knows_itself(session, status)
         fabric = None if options.json else await session.nccl(status)
         _show(status, as_json=options.json, rich=rich, color=options.color)
         lines = fabric_lines(fabric) if fabric is not None else []
         return write_lines(["", *lines] if lines else [])
 
     return in_session(options, show, follow=options.watch)
+
+
+async def _as_each_knows_itself(session: Session, status: Status) -> Status:
+    """Return a status without a coordinator in which nodes that have no agent are as their own files show them."""
+    await session.settle()
+    links = session.opened_links(live=False)
+    answers = await asyncio.gather(*(link.try_call("status", timeout_s=STATUS_DEADLINE) for link in links))
+    rows = [(node, answer["node"]) for answer in answers if answer for node in answer["nodes"]]
+    own = {node["name"]: node for node, where in rows if node["name"] == where}
+    return {**status, "nodes": [own.get(node["name"], node) for node in status.get("nodes", ())]}
 
 
 def _show(status: Status, *, as_json: bool, rich: bool, color: str) -> None:
