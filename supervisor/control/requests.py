@@ -38,6 +38,8 @@ REQUEST_DEADLINE = 60.0
 # One agent may take this long to pass a request on and to answer, and all of them together this long, seconds.
 ASK_DEADLINE = 12.0
 VERB_DEADLINE = 25.0
+# If all agents of a job have died, a request waits this long for those of the hosts in reach, seconds.
+REVIVAL_DEADLINE = 12.0
 # The pause between two tries while the coordinator moves to another node, seconds.
 MOVING_PAUSE = 0.3
 WITHOUT_COORDINATOR = ("moved", "no_coordinator", "not_coordinator")
@@ -260,9 +262,12 @@ async def _ask_coordinator(hub: Hub, op: str, args: Args, latest: float = math.i
         if healer is not None and await healer.revive(end) and protects:
             args["if_generation"] = None
 
-    while healer is not None and not hub.opened_links(live=True) and healer.has_lost() and time.monotonic() < end:
-        await revive()
-        await hub.wait_change(MOVING_PAUSE)
+    if healer is not None and not hub.opened_links(live=True):
+        # The first one that is back would go on without the others.
+        until = time.monotonic() + REVIVAL_DEADLINE
+        while healer.has_lost() and time.monotonic() < until:
+            await revive()
+            await hub.wait_change(MOVING_PAUSE)
     await _ensure_coordinator(hub, op, args)
     while True:
         try:
