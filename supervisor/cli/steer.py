@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from remote_agent.snapshots.choice import WHICH_THERE_ARE
-from remote_agent.wire.events import ENDED_EVENTS, EventType
+from remote_agent.wire.events import ENDED_EVENTS, Condition, EventType
 from supervisor.actions import BY_OP, BY_VERB, Action
 from supervisor.cli.entry import say
 from supervisor.cli.options import add_json, in_session, make_parser, option_value, parse, split_target
@@ -22,6 +22,7 @@ from supervisor.errors import RequestFailed, UsageError
 from supervisor.inventory.pattern import PatternError, expand
 from supervisor.wording.events import outcome_line, tree_change
 from supervisor.wording.plan import Plan, plan
+from supervisor.wording.status import condition_of, next_step
 
 if TYPE_CHECKING:
     from remote_agent.wire import Args
@@ -240,9 +241,14 @@ def is_success(verb: str, kind: str) -> bool:
 
 async def await_outcome(session: Session, op: str, answer: RequestReply) -> JournalEvent:
     """Return the event that ends a request; raises RequestFailed if there is none within DEADLINE."""
-    end = time.monotonic() + DEADLINE
+    end, has_said = time.monotonic() + DEADLINE, False
     while time.monotonic() < end:
         version = session.version
+        # A group that runs with fewer nodes than it could have has this condition, too, but another state.
+        is_short = session.state == condition_of(session.status) == Condition.DEGRADED
+        if op == "restart" and is_short and not has_said:
+            has_said = True
+            say(f"{next_step(session.status)}\nthe group starts then; Ctrl-C ends the waiting, not the request")
         outcome = find_outcome(session.events, op, int(answer["seq"]), answer.get("generation"))
         if outcome is not None:
             return outcome

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 from tests.cluster import Cluster
 from tests.cluster.fixtures import hosts_of
-from tests.cluster.job import Job
+from tests.cluster.job import WAIT_S, Job
 from tests.cluster.scripts import LIGHT
+
+
+def kill_agents(pair: Cluster, *names: str) -> None:
+    agents = [pid for name in names for pid, line in pair.processes(name).items() if " serve " in line]
+    assert len(agents) == len(names)
+    for pid in agents:
+        os.kill(pid, signal.SIGKILL)
+
 
 pair = hosts_of(2, scope="function", stub_torch=True)
 
@@ -18,10 +27,7 @@ def test_all_agents_are_dead_and_restart_carries_out_what_it_says(pair: Cluster,
     with Job(pair, tmp_path / "work", LIGHT, nproc_per_node=1).start("--detach", "--job", "alone") as job:
         assert job.wait() == 0, job.errors()
         job.until("generation_running", generation=0)
-        agents = [pid for host in pair.hosts for pid, line in pair.processes(host.name).items() if " serve " in line]
-        assert len(agents) == 2
-        for pid in agents:
-            os.kill(pid, signal.SIGKILL)
+        kill_agents(pair, "n1", "n2")
         status = job.run("status").stdout.decode()
         assert status.count("no agent of the job runs there") == 2
         assert "`supervisor attach` starts them" in status
@@ -30,4 +36,19 @@ def test_all_agents_are_dead_and_restart_carries_out_what_it_says(pair: Cluster,
         assert done["outcome"]["type"] == "generation_running"
         asked = job.until("restart_requested")
         assert asked["generation"] <= done["outcome"]["generation"]
+        kill_agents(pair, "n2")
+        job.until("job_degraded")
+        said = tmp_path / "said"
+        with said.open("wb") as file:
+            waiting = job.supervisor.start(job.words("restart"), job.work, out=file, err=file)
+        try:
+            end = time.monotonic() + WAIT_S
+            while "waiting for nodes: fewer than min_nodes are ready" not in said.read_text():
+                assert time.monotonic() < end, said.read_text()
+                time.sleep(0.05)
+            assert job.run("add", "--node", "n2").returncode == 0
+            assert waiting.wait(WAIT_S) == 0, said.read_text()
+        finally:
+            waiting.kill()
+            waiting.wait()
         assert job.run("stop").returncode == 0
