@@ -185,6 +185,7 @@ async def _lines(session: Session, options: argparse.Namespace, writer: Writer) 
         since_ns=since_ns,
         note_apart=stream_filter.note,
         clocks=clocks,
+        exact=not (writer.is_terminal or options.fold),
     )
     batches = _batches(reader, options, newest)
     if options.fold:
