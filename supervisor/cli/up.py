@@ -234,7 +234,7 @@ def _tui(inventory: Inventory, plan: LaunchPlan, options: argparse.Namespace) ->
 def run_attach(verb: str, argv: Sequence[str]) -> int:
     """Attach; returns the exit code."""
     parser = make_parser(verb)
-    add_screen(parser)
+    add_screen(parser, ": new lines, or the last ones of a finished job")
     options = parse(parser, argv)
     hosts, job = split_target(options.target)
     inventory = load_inventory(hosts, options)
