@@ -43,6 +43,7 @@ from remote_agent.history.keeper import HistoryKeeper
 from remote_agent.logs import LogStore
 from remote_agent.vitals.host import HostUsage, Vitals
 from remote_agent.wire import FIRST_TERM, Channel, JobSpec, Problem, split_endpoint
+from remote_agent.wire.events import AGENT_DIED
 
 log = logging.getLogger(__name__)
 
@@ -242,7 +243,7 @@ class Agent:
             if name not in self.context.peers.members or coordinator is None or name in coordinator.connected:
                 return
             if await self.context.peers.is_dead(name):
-                coordinator.feed(inputs.AgentDead(name, "its agent died (connection refused)", alone=True))
+                coordinator.feed(inputs.AgentDead(name, f"{AGENT_DIED} (connection refused)", alone=True))
                 return
 
 

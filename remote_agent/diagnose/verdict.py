@@ -32,6 +32,7 @@ from remote_agent.diagnose.signatures.signature import CHILD_FAILED, DIED, PRIMA
 from remote_agent.diagnose.tracebacks import Trace, last_background_failure
 from remote_agent.text.names import name_ranks, read_number
 from remote_agent.text.shapes import clip, fingerprint, lines_of, shape
+from remote_agent.wire.events import AGENT_DIED
 
 if TYPE_CHECKING:
     from remote_agent.wire.documents import MissingRanks
@@ -140,7 +141,13 @@ def _node_lost(findings: list[Finding], context: JobContext) -> _Cause | None:
         confidence="supported" if own else "established",
         category="node_lost",
         headline=f"node {node} lost: {reason}{with_ranks}{also}",
-        hint=CATEGORIES["node_lost"].hint,
+        hint=(
+            f"host {node} answers, but the agent there died: see agent.log in the job's directory and the kernel's "
+            "log; `supervisor attach` starts the agent again"
+            if AGENT_DIED in reason
+            else f"if {node} answers over SSH, see agent.log in the job's directory there; if not, check its power, "
+            "network and console"
+        ),
         node=node,
         t_ns=t_ns,
     )

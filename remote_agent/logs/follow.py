@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from remote_agent.logs.merge import in_order
@@ -164,13 +165,16 @@ def follow_rows(
     *,
     is_past: bool,
     is_whole: bool,
+    is_exact: bool,
 ) -> AsyncGenerator[Answer, None]:
     """Yield rows by time until all is over and given. The last answer of each look names the positions reached.
 
     `begin` returns the first line to look at; `open_source` reads a file from one line on and before another.
     `is_past`: end after the first look; then `is_whole` decides whether unfinished lines and records are left out.
+    `is_exact`: all bytes of each line, not what a terminal shows of it.
     """
-    return _follow(view, begin, open_source, _rows, is_past=is_past, is_whole=is_whole)
+    give = partial(_rows, is_exact=is_exact)
+    return _follow(view, begin, open_source, give, is_past=is_past, is_whole=is_whole)
 
 
 async def _follow(
@@ -223,7 +227,7 @@ async def _pieces(opened: list[Source[Piece]], places: Places) -> AsyncGenerator
         yield Answer(data, piece.body)
 
 
-async def _rows(opened: list[Source[Record]], places: Places) -> AsyncGenerator[Answer, None]:
+async def _rows(opened: list[Source[Record]], places: Places, *, is_exact: bool) -> AsyncGenerator[Answer, None]:
     """Yield the rows of these files, then the positions reached."""
     batch, apart = Batch(), 0
     async for file, record in in_order(opened):
@@ -233,7 +237,7 @@ async def _rows(opened: list[Source[Record]], places: Places) -> AsyncGenerator[
         apart += record.apart
         for row in record.rows:
             if row.line >= place.at:
-                batch.add(file, row, record.t_ns)
+                batch.add(file, file.exact(row) if is_exact else row, record.t_ns)
         if batch.is_due():
             yield batch.take(apart=apart)
             apart = 0

@@ -278,6 +278,15 @@ class LogFile:
             return visible(self.pread(start, end - start))
         return visible_ends(self.pread(start, CLIP), self.pread(end - CLIP, CLIP))
 
+    def exact(self, row: Row) -> Row:
+        """Return a row with the bytes of its line, clipped, where its text is only what a terminal shows of them."""
+        size = min(row.end - row.offset, CLIP)
+        if len(row.text) == size or row.offset < self.dropped:
+            return row
+        raw = self.pread(row.offset, size)
+        # The file may have been rewritten meanwhile.
+        return row if b"\n" in raw else row._replace(text=raw)
+
     def last_lines(self, count: int, limit: int) -> list[Row]:
         """Return the last rows without the index, numbered from the end (-1 is the last); limit: bytes read."""
         end = self.size

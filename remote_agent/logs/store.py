@@ -249,6 +249,7 @@ class LogStore:
         shown: selection.Shown | None = None,
         past: bool = False,
         whole: bool = False,
+        exact: bool = False,
     ) -> AsyncGenerator[Answer, None]:
         """Answer log_rows: rows by time until the job, or the one generation asked for, is over; raises Problem.
 
@@ -257,6 +258,7 @@ class LogStore:
         continue with; an answer names with `after` how far a reader has come when all that was there has been given.
         since_ns: only what came then or later. apart: how many lines were left out because they are of a stream that
         was not asked for. past: end with what is there; whole: without unfinished lines and records.
+        exact: all bytes of each line, also those that a terminal overwrites.
         """
         lines = selection.check_lines(streams, level)
         records = selection.check_lines(streams, **(shown or {}))
@@ -277,7 +279,7 @@ class LogStore:
             return Forwards(file, file.index.time_of(line), records, stop)
 
         view, _ = self._view(generation, ranks, selection.streams_to_read(streams), first, known)
-        items = following.follow_rows(view, begin, open_source, is_past=past, is_whole=whole)
+        items = following.follow_rows(view, begin, open_source, is_past=past, is_whole=whole, is_exact=exact)
         try:
             async for item in items:
                 yield item

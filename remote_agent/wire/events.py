@@ -152,6 +152,9 @@ def phases_of(detail: Mapping[str, object]) -> dict[str, float]:
 # Kinds of warnings about a node's network: supervisor has set the workers' interface; other nodes cannot reach them.
 INTERFACE, HOST_NAME = "interface", "host_name"
 
+# The reason for the loss of a node whose host answers.
+AGENT_DIED = "its agent died"
+
 # Kinds of warnings about snapshots: ranks write one that the job does not name; one is not kept, or is left out.
 SNAPSHOT_UNNAMED, SNAPSHOT_NOT_KEPT, SNAPSHOT_LEFT_OUT = "snapshot_unnamed", "snapshot_not_kept", "snapshot_left_out"
 SNAPSHOT_NOTICES = frozenset({SNAPSHOT_UNNAMED, SNAPSHOT_NOT_KEPT, SNAPSHOT_LEFT_OUT})

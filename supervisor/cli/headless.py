@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from remote_agent.wire.events import ENDED_EVENTS, ENDED_STATES, EventType
 from supervisor.cli.entry import INTERRUPTED, say
+from supervisor.cli.logs import write_tail
 from supervisor.cli.output import Writer, write_lines
 from supervisor.cli.torchrun import Console
 from supervisor.cli.whole_lines import WholeLines, printed
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 PATIENCE = 2.0
 # The last events of a job that has ended are awaited this long, seconds.
 LAST_NEWS = 15.0
+# The lines of a finished job that `attach` prints; `logs` has them all.
+TAIL = 1000
 EVERYTHING = Console()
 
 
@@ -90,13 +93,14 @@ class Headless:
             return await self._follow(Selection(generation="all"), "begin", hosts)
 
     async def attached(self, *, hosts: str | None) -> int:
-        """Watch an existing job from now on; returns the exit code."""
+        """Watch an existing job from now on, or print the end of the log of a finished one; returns the exit code."""
         async with self._watched():
             if not await self._until(self._session.ready(), self._interrupted) or self._interrupts:
                 say("interrupted; the job keeps running")
                 return INTERRUPTED
             self._begin_following()
-            return await self._follow(Selection(), "end", hosts)
+            await self._session.until_current()
+            return await self._follow(Selection(), "end", hosts, is_past=self._is_over())
 
     @contextlib.asynccontextmanager
     async def _watched(self) -> Any:
@@ -168,14 +172,15 @@ class Headless:
 
     # --- the log
 
-    async def _follow(self, selection: Selection, start: str, hosts: str | None) -> int:
+    async def _follow(self, selection: Selection, start: str, hosts: str | None, *, is_past: bool = False) -> int:
         session = self._session
         writer = Writer(self._stdout)
-        if not await self._until(self._copy(selection, start, writer), self._enough):
+        copying = write_tail(session, writer, TAIL) if is_past else self._copy(selection, start, writer)
+        if not await self._until(copying, self._enough):
             say("the job has ended; the rest of its log stays on the nodes")
         patience = PATIENCE if self._interrupts else None
         await asyncio.to_thread(writer.close, patience)
-        if writer.broken:
+        if writer.broken and not is_past:
             say(f"{writer.failure or 'stdout is closed'}; the job keeps running: {attach_command(hosts, session.job)}")
             return 1 if writer.failure else 0
         return await self._end()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
 import warnings
 from collections import deque
@@ -191,6 +192,7 @@ async def _lines(session: Session, options: argparse.Namespace, writer: Writer) 
         since_ns=since_ns,
         note_apart=stream_filter.note,
         clocks=clocks,
+        exact=not (writer.is_terminal or options.fold),
     )
     batches = _batches(reader, options, newest)
     if options.fold:
@@ -201,6 +203,12 @@ async def _lines(session: Session, options: argparse.Namespace, writer: Writer) 
     async with aclosing(batches):
         async for rows in batches:
             await _write(session, writer, rows, options)
+
+
+async def write_tail(session: Session, writer: Writer, count: int) -> None:
+    """Write the last lines of the newest generation, until nobody reads them."""
+    with contextlib.suppress(BrokenPipeError):
+        await _lines(session, parse_logs(["--tail", str(count)]), writer)
 
 
 def _is_narrowed(options: argparse.Namespace) -> bool:

@@ -319,9 +319,9 @@ def add_json(parser: Parser, what: str = "print one JSON document") -> None:
     parser.add_argument("--json", action="store_true", help=what)
 
 
-def add_screen(parser: Parser) -> None:
+def add_screen(parser: Parser, of_what: str = "") -> None:
     """Add the options of the TUI and of headless runs."""
-    parser.add_argument("--headless", action="store_true", help="print the merged log instead of the TUI")
+    parser.add_argument("--headless", action="store_true", help=f"print the merged log instead of the TUI{of_what}")
     parser.add_argument("--theme", metavar="NAME", type=read_theme, help="colours of the TUI")
     parser.add_argument(
         "--read-only", "--read_only", action="store_true", help="refuse every action that changes the job"

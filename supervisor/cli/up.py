@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import os
 import signal
 from collections.abc import Sequence
@@ -114,6 +115,7 @@ def parse_up(argv: Sequence[str]) -> argparse.Namespace:
     options.script, options.args = words[0], tuple(words[1:])
     if options.hosts is None and not options.sources and not ended:
         _refuse_inventory_after_script(options)
+    options.misplaced = [] if ended else _options_after_script(parser, options)
     torchrun.apply_environment(options)
     return options
 
@@ -129,6 +131,18 @@ def _refuse_inventory_after_script(options: argparse.Namespace) -> None:
                 f"supervisor up {word} {options.script} …; if it is meant for the script: supervisor up -- "
                 f"{options.script} …",
             )
+
+
+def _options_after_script(parser: Parser, options: argparse.Namespace) -> list[str]:
+    """Return a notice if arguments of the script are named like options of ours, unless they follow `--`."""
+    actions = parser._option_string_actions.items()
+    ours = {name for name, action in actions if name[:2] == "--" and action.help != argparse.SUPPRESS}
+    # Scripts have --help and --debug, too.
+    ours -= {"--help", "--debug"}
+    words = (word.partition("=")[0] for word in itertools.takewhile(lambda word: word != "--", options.args))
+    names = " ".join(dict.fromkeys(word for word in words if word in ours))
+    script = options.script
+    return [f"{names} after {script} goes to the script; for supervisor, write it before {script}"] if names else []
 
 
 def _strip_dashes(words: list[str]) -> tuple[list[str], bool]:
@@ -187,7 +201,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
     notices = torchrun.notices(options)
     inventory = load_inventory(options.hosts, options)
     plan = make_plan(inventory, job_options(options), Path.cwd())
-    for notice in notices:
+    for notice in (*options.misplaced, *notices):
         say(notice)
     if options.detach or options.headless or not is_terminal():
         return _headless(inventory, plan, options, console)
@@ -234,7 +248,7 @@ def _tui(inventory: Inventory, plan: LaunchPlan, options: argparse.Namespace) ->
 def run_attach(verb: str, argv: Sequence[str]) -> int:
     """Attach; returns the exit code."""
     parser = make_parser(verb)
-    add_screen(parser)
+    add_screen(parser, ": new lines, or the last ones of a finished job")
     options = parse(parser, argv)
     hosts, job = split_target(options.target)
     inventory = load_inventory(hosts, options)

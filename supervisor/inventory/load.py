@@ -41,46 +41,68 @@ else:
     import tomli as tomllib
 
 
+TableLines = dict[str, list[dict[str, int]]]
+"""Of each table of a name, in their order: the numbers of its lines by key; "" is its header."""
+
+
 def load(path: Path | str) -> Inventory:
     """Read and check an inventory; raises InventoryError."""
     path = Path(path)
-    return dataclasses.replace(build(path, _parse(path), path.absolute().parent), words=str(path.absolute()))
+    document, lines = _parse(path)
+    return dataclasses.replace(build(path, document, path.absolute().parent, lines), words=str(path.absolute()))
 
 
 def is_inventory(path: Path) -> bool:
     """Tell whether a file is TOML with a list of hosts, valid or not."""
     try:
-        return isinstance(_parse(path).get("hosts"), list)
+        return isinstance(_parse(path)[0].get("hosts"), list)
     except InventoryError:
         return False
 
 
-def build(path: Path, document: Mapping[str, object], directory: Path) -> Inventory:
+def _lines(content: str) -> TableLines:
+    lines: TableLines = {}
+    table = ""
+    for number, line in enumerate(content.split("\n"), 1):
+        if header := re.match(r"\s*\[+\s*([\w-]+)\s*\]", line):
+            table = header[1]
+            lines.setdefault(table, []).append({"": number})
+        elif table and (key := re.match(r"\s*([\w-]+)\s*[=.]", line)):
+            lines[table][-1].setdefault(key[1], number)
+    return lines
+
+
+def _at(lines: TableLines, table: str, number: int = 1) -> dict[str, int]:
+    return dict(enumerate(lines.get(table, ()), 1)).get(number, {})
+
+
+def build(path: Path, document: Mapping[str, object], directory: Path, lines: TableLines | None = None) -> Inventory:
     """Check a document and return its inventory; raises InventoryError.
 
-    `path`: its name in errors; `directory`: relative paths in it start here.
+    `path`: its name in errors; `directory`: relative paths in it start here; `lines`: where its keys are, for errors.
     """
+    lines = lines or {}
     for table in document:
         if table not in TABLES:
             raise Place(path, table).wrong("", "unknown table", suggest_table(table))
-    job_place = Place(path, "[job]")
+    job_place = Place(path, "[job]", _at(lines, "job"))
     job = check_table(job_place, _table(path, document, "job"), "job")
-    defaults_place = Place(path, "[defaults]")
+    defaults_place = Place(path, "[defaults]", _at(lines, "defaults"))
     defaults: DefaultsTable = check_table(defaults_place, _table(path, document, "defaults"), "defaults")
     _resolve_files(defaults_place, defaults, directory)
     hosts = []
-    for place, host_table in _host_tables(path, document):
+    for place, host_table in _host_tables(path, document, lines):
         values: HostTable = check_table(place, host_table, "hosts")
         _resolve_files(place, values, directory)
         hosts.extend(_expand_hosts(place, values, (defaults_place, defaults), job))
         if len(hosts) > MAX_NAMES:
             raise place.wrong("name", f"with it the inventory has more than {MAX_NAMES} hosts", "list fewer hosts")
     _refuse_duplicates(path, hosts)
-    hooks = tuple(_hooks(path, document))
+    hooks = tuple(_hooks(path, document, lines))
     return Inventory(path, tuple(host for host, _place in hosts), _job(job_place, job, directory, hosts), hooks)
 
 
-def _parse(path: Path) -> dict[str, object]:
+def _parse(path: Path) -> tuple[dict[str, object], TableLines]:
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -91,7 +113,8 @@ def _parse(path: Path) -> dict[str, object]:
         raise InventoryError(f"{path}: cannot be read: {error.strerror}") from error
     try:
         # Some editors write a byte order mark.
-        document = tomllib.loads(data.decode("utf-8-sig"))
+        content = data.decode("utf-8-sig")
+        document = tomllib.loads(content)
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise InventoryError(f"{path}: line {line}: not UTF-8 text") from error
@@ -100,7 +123,7 @@ def _parse(path: Path) -> dict[str, object]:
         raise InventoryError(f"{path}: not valid TOML: {error}", _toml_hint(str(error), data.decode())) from error
     if not _fits(document):
         raise InventoryError(f"{path}: not valid TOML: a number does not fit into 64 bits")
-    return document
+    return document, _lines(content)
 
 
 def _fits(value: object) -> bool:
@@ -129,7 +152,9 @@ def _table(path: Path, document: Mapping[str, object], name: str) -> Mapping[str
     return table
 
 
-def _host_tables(path: Path, document: Mapping[str, object]) -> list[tuple[Place, Mapping[str, object]]]:
+def _host_tables(
+    path: Path, document: Mapping[str, object], lines: TableLines
+) -> list[tuple[Place, Mapping[str, object]]]:
     tables = document.get("hosts")
     example = 'add a table: [[hosts]] on a line of its own, then name = "gpu1"'
     if not tables and not isinstance(tables, dict):
@@ -139,18 +164,19 @@ def _host_tables(path: Path, document: Mapping[str, object]) -> list[tuple[Place
     pairs = []
     for number, table in enumerate(tables, 1):
         name = table.get("name")
-        place = Place(path, f"[[hosts]] {name}" if isinstance(name, str) and name else f"[[hosts]] number {number}")
+        title = f"[[hosts]] {name}" if isinstance(name, str) and name else f"[[hosts]] number {number}"
+        place = Place(path, title, _at(lines, "hosts", number))
         pairs.append((place, table))
     return pairs
 
 
-def _hooks(path: Path, document: Mapping[str, object]) -> Iterator[Hook]:
+def _hooks(path: Path, document: Mapping[str, object], lines: TableLines) -> Iterator[Hook]:
     tables = document.get("hooks", [])
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         hint = 'add a table: [[hooks]] on a line of its own, then on = ["failure"]'
         raise Place(path, "hooks").wrong("", "must be a list of tables", hint)
     for number, table in enumerate(tables, 1):
-        place = Place(path, f"[[hooks]] number {number}")
+        place = Place(path, f"[[hooks]] number {number}", _at(lines, "hooks", number))
         values = check_table(place, table, "hooks")
         if "on" not in values:
             raise place.wrong("on", "is missing", f"say when: on = {json.dumps(OCCASIONS)}")

@@ -1,8 +1,8 @@
 """What an inventory is: its types, the keys of each table of hosts.toml, and the checks of their values.
 
 In: a table as read by tomllib. Out: frozen objects, or an InventoryError with a suggestion. To add a key, add a line to
-its table below and a field to its type; a `[job]` key is a field of JobDefaults alone, and goes to the agents as it is
-if a field of JobSpec has its name.
+its table below and to EXAMPLES, and a field to its type; a `[job]` key is a field of JobDefaults alone, and goes to
+the agents as it is if a field of JobSpec has its name.
 """
 
 from __future__ import annotations
@@ -69,16 +69,19 @@ Check = Callable[["Place", str, Any], Any]
 
 
 class Place:
-    """The file and table of a value, for error messages."""
+    """The file and table of a value, for error messages; `lines`: those of its keys, and of its header under ""."""
 
-    def __init__(self, file: Path | str, table: str) -> None:
+    def __init__(self, file: Path | str, table: str, lines: Mapping[str, int] | None = None) -> None:
         self.file = file
         self.table = table
+        self._lines = lines or {}
 
     def wrong(self, key: str, message: str, hint: str = "") -> InventoryError:
         """Return the error for one key of this table."""
         dot = "." if key else ""
-        return InventoryError(f"{self.file}: {self.table}{dot}{key}: {message}", hint)
+        number = self._lines.get(key.partition(".")[0], self._lines.get(""))
+        line = f"line {number}: " if number else ""
+        return InventoryError(f"{self.file}: {line}{self.table}{dot}{key}: {message}", hint)
 
 
 def _type_name(value: object) -> str:
@@ -89,10 +92,9 @@ def _type_name(value: object) -> str:
 def text(place: Place, key: str, value: object) -> str:
     """Check for text that is not empty and has no NUL character."""
     if not isinstance(value, str):
-        hint = f'write {key} = "{value}"' if isinstance(value, (int, float)) and not isinstance(value, bool) else ""
-        raise place.wrong(key, f"must be text in quotes, not {_type_name(value)}", hint)
+        raise place.wrong(key, f"must be text in quotes, not {_type_name(value)}")
     if not value.strip():
-        raise place.wrong(key, "is empty", "give a value or leave the key out")
+        raise place.wrong(key, "is empty")
     if "\0" in value:
         raise place.wrong(key, "contains a NUL character")
     return value
@@ -135,20 +137,19 @@ def size(place: Place, key: str, value: object) -> int:
     """Check for a size with a unit (K, M, G or T, powers of 1024); return bytes."""
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([KMGT])(?:i?B)?", value) if isinstance(value, str) else None
     if match is None:
-        raise place.wrong(key, f"must be a size, not {value!r}", f'write {key} = "2G"')
+        raise place.wrong(key, f"must be a size in K, M, G or T, not {value!r}")
     count = int(float(match[1]) * 1024 ** ("KMGT".index(match[2]) + 1))
     if count < LOG_BOUND_LEAST:
         raise place.wrong(key, f"must be 16M or more, not {value}")
     return count
 
 
-def one_of(words: Sequence[str], hint: str = "") -> Callable[[Place, str, object], str]:
-    """Make a check for one of these words; without a hint an error suggests the first one."""
+def one_of(words: Sequence[str]) -> Callable[[Place, str, object], str]:
+    """Make a check for one of these words."""
 
     def check(place: Place, key: str, value: object) -> str:
         if value not in words:
-            message = f"must be {', '.join(words[:-1])} or {words[-1]}, not {value!r}"
-            raise place.wrong(key, message, hint or f'write {key} = "{words[0]}"')
+            raise place.wrong(key, f"must be {', '.join(words[:-1])} or {words[-1]}, not {value!r}")
         return str(value)
 
     return check
@@ -174,7 +175,7 @@ def seconds(zero: bool) -> Callable[[Place, str, Any], float]:
 
     def check(place: Place, key: str, value: object) -> float:
         if not isinstance(value, (int, float)) or isinstance(value, bool):
-            raise place.wrong(key, f"must be a number of seconds, not {value!r}", f"write {key} = 15.0")
+            raise place.wrong(key, f"must be a number of seconds, not {value!r}")
         if not (0 <= value < float("inf")) or (value == 0 and not zero):
             raise place.wrong(key, f"must be {'0 or more' if zero else 'more than 0'} seconds, not {value}")
         return float(value)
@@ -197,7 +198,7 @@ def lasting(place: Place, key: str, value: object) -> float:
     with contextlib.suppress(ValueError):
         if not isinstance(value, bool) and isinstance(value, (str, int, float)):
             return read_duration(str(value))
-    raise place.wrong(key, f"must be a duration, not {value!r}", f'write {key} = "10m"')
+    raise place.wrong(key, f"must be a duration in s, m, h or d, not {value!r}")
 
 
 def lease_timeout(place: Place, key: str, value: object) -> float:
@@ -214,7 +215,7 @@ def port_range(place: Place, key: str, value: object) -> str:
     try:
         ports = read_ports(line(place, key, value))
     except ValueError as error:
-        raise place.wrong(key, str(error), f'write {key} = "29500-29999"') from error
+        raise place.wrong(key, str(error)) from error
     return f"{ports[0]}-{ports[-1]}"
 
 
@@ -233,13 +234,13 @@ def nproc(place: Place, key: str, value: object) -> str:
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return str(value)
     words = ", ".join(NPROC_WORDS)
-    raise place.wrong(key, f"must be {words} or a number of 1 or more, not {value!r}", f'write {key} = "auto"')
+    raise place.wrong(key, f"must be {words} or a number of 1 or more, not {value!r}")
 
 
 def environment(place: Place, key: str, value: object) -> dict[str, str]:
     """Check for a table of texts."""
     if not isinstance(value, dict):
-        raise place.wrong(key, f"must be a table, not {_type_name(value)}", f'write {key} = {{ NAME = "value" }}')
+        raise place.wrong(key, f"must be a table, not {_type_name(value)}")
     for name, content in value.items():
         if not ENV_NAME.fullmatch(name):
             raise place.wrong(f"{key}.{name}", "is not a valid name for an environment variable")
@@ -254,7 +255,7 @@ def environment(place: Place, key: str, value: object) -> dict[str, str]:
 def texts(place: Place, key: str, value: object) -> tuple[str, ...]:
     """Check for a list of texts."""
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise place.wrong(key, f"must be a list of strings, not {value!r}", f'write {key} = ["*.pt", "data/"]')
+        raise place.wrong(key, f"must be a list of strings, not {value!r}")
     return tuple(value)
 
 
@@ -264,15 +265,14 @@ def snapshot_patterns(place: Place, key: str, value: object) -> tuple[str, ...]:
     for pattern in patterns:
         parts = pattern.split("/")
         if not pattern.strip() or "\0" in pattern or ".." in parts or not any(part not in ("", ".") for part in parts):
-            hint = f'write {key} = ["snapshot.pt", "checkpoints/**"]'
-            raise place.wrong(key, f"{pattern!r} names no file of the working directory", hint)
+            raise place.wrong(key, f"{pattern!r} names no file of the working directory")
     return patterns
 
 
 def occasions(place: Place, key: str, value: object) -> tuple[str, ...]:
     """Check for the list of events of a hook."""
     if not isinstance(value, list) or not value:
-        raise place.wrong(key, "must be a list of events", f'write {key} = ["failure", "end"]')
+        raise place.wrong(key, "must be a list of events")
     for word in value:
         if word not in OCCASIONS:
             near = difflib.get_close_matches(str(word), OCCASIONS, n=1)
@@ -294,7 +294,7 @@ def web(place: Place, key: str, value: object) -> str:
     except ValueError:
         valid = False
     if not valid:
-        raise place.wrong(key, "is not an http:// or https:// address", f'write {key} = "https://example.org/hook"')
+        raise place.wrong(key, "is not an http:// or https:// address")
     if user:
         raise place.wrong(
             key, "contains a user name, which would not be sent", "put a token in the path, or use command"
@@ -368,7 +368,7 @@ class DefaultsTable(TypedDict, total=False):
     python: Annotated[str, line]
     prelude: Annotated[str, text]
     proxy_jump: Annotated[str, line]
-    via: Annotated[str, one_of(("ssh", "srun", "auto"), "leave it out for ssh")]
+    via: Annotated[str, one_of(("ssh", "srun", "auto"))]
 
 
 class HostTable(DefaultsTable, total=False):
@@ -398,6 +398,19 @@ HOOKS: dict[str, Check] = {
     "retries": whole(0, 20),
 }
 TABLES = {"job": JOB, "defaults": DEFAULTS, "hosts": HOSTS, "hooks": HOOKS}
+# A value that is valid for each key, for suggestions.
+EXAMPLES = {
+    "nproc_per_node": '"auto"', "min_nodes": "1", "max_nodes": "4", "max_restarts": "3", "workdir": '"."',
+    "sync": "true", "sync_limit_mb": "512", "exclude": '["*.pt", "data/"]', "env": '{ NCCL_DEBUG = "WARN" }',
+    "coordinator_port": "29400", "ports": '"29500-29999"', "node_timeout": "15.0", "stop_grace": "15.0",
+    "hang_after": "30.0", "hang_restart": "600.0", "metrics_port": "9400", "standby": '"auto"',
+    "keep_warm": '"10m"', "log_bound": '"2G"', "snapshots": '["snapshot.pt", "checkpoints/**"]',
+    "snapshots_limit": '"50G"', "user": '"ubuntu"', "port": "22", "identity_file": '"~/.ssh/id_ed25519"',
+    "known_hosts": '"~/.ssh/known_hosts"', "python": '"python3"', "prelude": '"module load cuda"',
+    "proxy_jump": '"login.example.org"', "via": '"ssh"', "name": '"gpu1"', "ssh": '"gpu1.example.org"',
+    "address": '"10.0.0.1"', "spare": "false", "on": '["failure", "end"]', "command": '"./notify.sh"',
+    "url": '"https://example.org/hook"', "kind": '"slack"', "timeout": "10.0", "retries": "3",
+}  # fmt: skip
 
 
 def check_table(place: Place, table: Mapping[str, object], which: str) -> Any:
@@ -407,7 +420,10 @@ def check_table(place: Place, table: Mapping[str, object], which: str) -> Any:
     for key, value in table.items():
         if key not in known:
             raise place.wrong(key, "unknown key", _suggestion(key, which))
-        values[key] = known[key](place, key, value)
+        try:
+            values[key] = known[key](place, key, value)
+        except InventoryError as error:
+            raise InventoryError(error.message, error.hint or f"write {key} = {EXAMPLES[key]}") from error
     return values
 
 
@@ -417,7 +433,7 @@ def _suggestion(key: str, which: str) -> str:
         return f"{key} belongs in {' or '.join(_header(name) for name in elsewhere)}"
     near = difflib.get_close_matches(key.replace("-", "_").lower(), TABLES[which], n=1)
     if near:
-        return f"did you mean {near[0]}?"
+        return f"did you mean {near[0]}? for example {near[0]} = {EXAMPLES[near[0]]}"
     return f"known keys: {', '.join(sorted(TABLES[which]))}"
 
 

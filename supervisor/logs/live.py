@@ -269,6 +269,7 @@ class RowReader:
     """The rows of one reader: first those that are there, by time over all nodes, then those that come.
 
     Rows pass if their line matches `pattern` and has the `level`, and if their record passes the selection's filter.
+    `exact`: with all bytes of their lines, also those that a terminal overwrites.
     """
 
     def __init__(
@@ -282,12 +283,15 @@ class RowReader:
         since_ns: int | None = None,
         note_apart: Callable[[int], object] | None = None,
         clocks: Clocks | None = None,
+        exact: bool = False,
     ) -> None:
         self._hub = hub
         self._selection = selection
         self._args = {**selection.args(), "pattern": pattern, "ignore_case": ignore_case, "level": level}
         if selection.filter:
             self._args["shown"] = selection.filter.args()
+        if exact:
+            self._args["exact"] = True
         self._since_ns = since_ns
         self._note_apart = note_apart
         self._clocks = clocks or Clocks(hub)

@@ -28,6 +28,8 @@ _FLIGHT = re.compile(r"(?:.*\D)?(\d{1,6})(?:\.(?:json|pkl|pickle|dump))?\Z")
 _STREAM = re.compile(r"(stdout|stderr|nccl)\.log\Z")
 # These files next to the logs are written by us or by torch, but are no logs.
 _NOT_LOGS = (".idx", ".json", ".jsonl", ".pt", ".pyc", ".pid", ".sock", ".so", ".bin", ".npz")
+# In our job directory: the kept snapshots, under names without a suffix, and keys.
+_OURS = ("snapshots", "tls")
 _PACKED = (".gz", ".xz", ".bz2", ".zst", ".zip")
 _LOGS = (".log", ".txt", ".out", ".err")
 _SNIFF = 8192
@@ -88,7 +90,8 @@ def _under(folder: Path, leave_out: LeaveOut) -> Iterator[RunFile]:
         leave_out(f"{error.filename}: {error.strerror}")
 
     for base, folders, names in os.walk(folder, onerror=unlisted):
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "__pycache__")
+        others = ("__pycache__", *(_OURS if "events.jsonl" in names else ()))
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in others)
         for name in sorted(names):
             path = Path(base, name)
             # Reading a pipe would block; a broken link has no target.

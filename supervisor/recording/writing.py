@@ -31,6 +31,7 @@ from supervisor.logs import files as log_files
 from supervisor.logs.rows import Clocks, now_ns
 from supervisor.recording import file_format, redact
 from supervisor.recording.file_format import Line, NodeStream, RecordedHost, RecordedLog, StatusRow
+from supervisor.wording.values import cut_text
 
 if TYPE_CHECKING:
     from remote_agent.wire import Answer
@@ -349,7 +350,8 @@ class Excerpt:
     def _line(self, row: LogEntry, text: bytes) -> Line:
         t_ns = (row.get("t_ns") or 0) - self._clocks.ahead_ns(self._node)
         redacted = redact.text(text.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
-        return Line(row["line"], row["offset"], t_ns, row.get("level"), redacted)
+        mark = cut_text(row["cut"]).encode() if row.get("cut") else b""
+        return Line(row["line"], row["offset"], t_ns, row.get("level"), redacted + mark)
 
 
 async def excerpts(session: Session, incidents: Iterable[IncidentDocument], limit: Limit) -> dict[NodeStream, Excerpt]:

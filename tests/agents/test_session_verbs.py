@@ -162,6 +162,7 @@ def _check_readers(cli: Cli) -> None:
     attached = cli("attach", "h.toml", "--headless")
     assert attached.status == 0
     assert "job succeeded" in attached.err
+    assert sorted(attached.lines) == sorted(cli("logs", "h.toml").lines), "a finished job ends with its log"
 
 
 def test_torchruns_options_choose_what_the_console_shows(tmp_path: Path, alone: Cli) -> None:

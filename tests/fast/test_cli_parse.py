@@ -266,6 +266,15 @@ def test_json_is_json_in_any_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
         assert json.loads(out.getvalue().decode(encoding)) == {"text": "é…"}
 
 
+def test_an_option_after_the_script_is_the_script_s_and_a_notice_says_so() -> None:
+    given = ["hosts.toml", "t.py", "--detach", "--job=x", "--job", "y", "--debug", "--lr", "1", "-m", "--detac", "--"]
+    options = parse_up([*given, "--no-sync"])
+    assert (options.detach, options.job, options.args) == (False, None, (*given[2:], "--no-sync"))
+    assert options.misplaced == ["--detach --job after t.py goes to the script; for supervisor, write it before t.py"]
+    for quiet in (["--", *given], [*given[:2], "--", *given[2:]], ["--detach", *given[:2], "--lr", "1"]):
+        assert parse_up(quiet).misplaced == []
+
+
 HOSTS_TOML = '[[hosts]]\nname = "n1"\n'
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli
 
 from supervisor.errors import HostError, UsageError
 from supervisor.inventory import Host, Inventory, InventoryError, JobDefaults, load, local, sshconfig, targets
-from supervisor.inventory.model import TABLES
+from supervisor.inventory.model import TABLES, Place
 from supervisor.launch.specs import UpOptions, make_plan
 from supervisor.ssh import settings
 from tests.fast.cases import Case, read_cases
@@ -247,6 +248,21 @@ def test_each_mistake_has_one_clear_message(tmp_path: Path, home: Path, case: Ca
     assert all(hint in error.hint for hint in hints)
     assert isinstance(error, UsageError)
     assert error.exit_status == 2
+
+
+@pytest.mark.parametrize(("table", "key"), [(table, key) for table, keys in TABLES.items() for key in keys])
+def test_an_error_names_the_line_of_its_key_and_a_value_that_works(tmp_path: Path, table: str, key: str) -> None:
+    header = f"[[{table}]]" if table in ("hosts", "hooks") else f"[{table}]"
+    rest = "" if table == "hosts" else ONE
+    error = _refused(tmp_path, f"# No key takes a date.\n{header}\n{key} = 2026-01-01\n{rest}")
+    assert f"hosts.toml: line 3: {header}" in error.message
+    assert f".{key}: must be " in error.message
+    assert error.hint.startswith(f"write {key} = ")
+    (value,) = tomli.loads(error.hint.removeprefix("write ").partition(" or ")[0]).values()
+    TABLES[table][key](Place("hosts.toml", header), key, value)
+    misspelt = _refused(tmp_path, f"{header}\n{key}x = 1\n{rest}")
+    assert "hosts.toml: line 2: " in misspelt.message
+    assert misspelt.hint.startswith(f"did you mean {key}? for example {key} = ")
 
 
 def test_the_file_itself_may_be_the_mistake(tmp_path: Path) -> None:

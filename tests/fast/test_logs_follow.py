@@ -17,6 +17,7 @@ from unittest import mock
 import pytest
 
 from remote_agent.logs import LogStore, logfile, watch
+from remote_agent.text.rows import CLIP
 from remote_agent.wire import Answer
 from tests.fast.log_files import append, log, opened, until
 
@@ -251,6 +252,17 @@ async def test_a_long_line_that_does_not_match_is_not_given(tmp_path: Path) -> N
         assert list(got.values()) == [[b"first"]] * 3
         (_, row) = [row for item in readers["xThe end$"].items for row in item.data["rows"]]
         assert (row["line"], row["cut"], row["column"]) == (1, size + len(end) - 1 - 64 * 1024, size - 1)
+
+
+async def test_exact_rows_have_the_states_that_a_terminal_overwrites(tmp_path: Path) -> None:
+    bar, long = b"\r 5%\r10%", b"\rbar" * 20_000
+    append(log(tmp_path), b"one\r\n" + bar + b"\n" + long + b"\n")
+    async with opened(tmp_path, live=False) as store:
+        seen, exact = (Follow(store, rows=True, past=True, exact=exact) for exact in (False, True))
+        await asyncio.wait_for(asyncio.gather(seen.task, exact.task), 60)
+    assert seen.lines() == [b"one", b"10%", b"bar"]
+    assert exact.lines() == [b"one\r", bar, long[:CLIP]]
+    assert [row.get("cut") for item in exact.items for row in item.data["rows"]] == [None, None, len(long) - CLIP]
 
 
 async def test_rows_go_on_where_a_reader_was(tmp_path: Path) -> None:

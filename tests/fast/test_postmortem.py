@@ -109,6 +109,18 @@ def test_files_that_are_no_logs_are_ignored(tmp_path: Path) -> None:
     assert [found.path.name for found in find([tmp_path])] == ["binary.out", "copied.log", "notes.txt"]
 
 
+def test_snapshots_and_keys_of_our_job_directory_are_no_logs(tmp_path: Path) -> None:
+    write(tmp_path, generation_0__rank_0__stderr_dot_log=BROKEN, snapshots__contents__5e=BROKEN, tls__ca_dot_pem="x")
+    (tmp_path / "snapshots" / "contents" / "34").write_bytes(gzip.compress(b"weights"))
+    left: list[str] = []
+    assert len(find([tmp_path], left.append)) == 3, "no job of ours: they may be logs"
+    assert left
+    left.clear()
+    write(tmp_path, events_dot_jsonl="")
+    assert [found.path.name for found in find([tmp_path], left.append)] == ["events.jsonl", "stderr.log"]
+    assert left == []
+
+
 def test_a_missing_path_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="nowhere: no such file"):
         find([tmp_path / "nowhere"])

@@ -14,20 +14,24 @@ import tracemalloc
 import zipfile
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from remote_agent.text.rows import CLIP
 from remote_agent.wire.status_diff import changes, merge
 from supervisor.cli import main
 from supervisor.cli.record import read_at, read_limit
 from supervisor.errors import RequestFailed, UsageError
+from supervisor.logs.rows import Clocks
 from supervisor.logs.selection import RecordFilter, Selection
 from supervisor.recording import reading, redact, writing
 from supervisor.recording.file_format import Line, RecordingError, line_json, read_lines
 from supervisor.recording.player import Player
 from supervisor.recording.reading import Lines, load
 from supervisor.recording.writing import Limit, evidence_lines
+from tests.fast.log_files import append, log, opened
 from tests.screens import recorded, recordings
 
 REPORT = Path(__file__).parent.parent / "screens" / "snapshots" / "report.md"
@@ -69,6 +73,17 @@ def test_a_line_keeps_its_bytes() -> None:
     data = line_json(line) + line_json(later)
     for size in (1, 7, len(data)):
         assert list(read_lines(data[at : at + size] for at in range(0, len(data), size))) == [line, later]
+
+
+async def test_a_line_that_is_cut_ends_with_a_mark(tmp_path: Path) -> None:
+    append(log(tmp_path), b"y" * 100_000 + b"\n" + b"z" * CLIP + b"\n")
+    file: Any = {"node": "n1", "generation": 0, "rank": 0, "stream": "stdout", "size": 100_000}
+    async with opened(tmp_path, live=False) as store:
+        link = SimpleNamespace(call=lambda _op, args, **_: store.window(**args))
+        session: Any = SimpleNamespace(links={"n1": link}, status={})
+        excerpt = writing.Excerpt(session, Clocks(session), file, None, ())
+        lines = [line.text async for batch in excerpt.batches() for line in batch]
+    assert lines == [b"y" * CLIP + "… +34.5 kB".encode(), b"z" * CLIP]
 
 
 def test_gaps_are_reported_and_lines_keep_their_numbers() -> None:

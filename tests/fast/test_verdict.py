@@ -22,6 +22,7 @@ from remote_agent.diagnose.incidents import Incident
 from remote_agent.diagnose.tracebacks import find_traces
 from remote_agent.diagnose.verdict import verdict
 from remote_agent.text.shapes import shape
+from remote_agent.wire.events import AGENT_DIED
 from tests.fast.cases import Case, read_cases
 
 SECOND = 1_000_000_000
@@ -167,6 +168,15 @@ def test_a_node_s_own_report_counts_if_no_rank_failed() -> None:
     incident = judge(full, stopped(0, 1))
     assert (incident.category, incident.scope, incident.culprit_node) == ("disk_full", "outside_the_ranks", "n2")
     assert judge(said, rank(3, 1, OOM)).category == "cuda_oom"
+
+
+def test_the_hint_for_a_lost_node_says_what_is_known_of_its_host() -> None:
+    died, silent = (
+        judge(lost_nodes={"n2": (1, reason)}) for reason in (f"{AGENT_DIED} (x)", "no heartbeat within 9 s")
+    )
+    assert died.hint.startswith("host n2 answers, but the agent there died: see agent.log")
+    assert silent.hint.startswith("if n2 answers over SSH, see agent.log")
+    assert ("power" in died.hint, "power" in silent.hint) == (False, True)
 
 
 def test_what_several_nodes_report_is_no_node_s_own() -> None:
