@@ -182,23 +182,20 @@ class LogStore:
         after_ns: int | None = None,
         include: Sequence[str] | None = None,
         exclude: Sequence[str] | None = None,
-        counted: Sequence[int] | None = None,
     ) -> Answer:
         """Answer log_merged: the last rows before a time, or the first from a time on, over all chosen files.
 
         complete: the files read are indexed to their end, else rows may be missing. more: rows exist beyond the
         outermost one, or may exist. apart: how many lines were left out because their stream was not asked for, such
         as NCCL's. since_ns, until_ns: all wanted rows between these times are included. include, exclude: patterns
-        that records must match, or must not. counted: two times; the answer has under the same name how many lines
-        arrived between them, and as `ends` how many lines each file has: generation, rank, stream, lines, null while
-        what existed before the agent is not indexed. Raises Problem.
+        that records must match, or must not. Raises Problem.
         """
         wanted = selection.check_lines(streams, level, include, exclude)
         if before_ns is not None and after_ns is not None:
             raise Problem("usage", "either before_ns or after_ns")
         await self._rescan()
         files = selection.select(self._catalogue, generation, ranks, streams)
-        return await merged(files, before_ns, after_ns, count, wanted, counted)
+        return await merged(files, before_ns, after_ns, count, wanted)
 
     async def follow(
         self,

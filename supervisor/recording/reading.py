@@ -31,7 +31,6 @@ from remote_agent.wire.gate import Misfit, parse, record
 from remote_agent.wire.status_diff import merge
 from supervisor.errors import RequestFailed
 from supervisor.link.view import HostView
-from supervisor.logs.merge import Ends
 from supervisor.logs.rows import LogLine
 from supervisor.recording import file_format
 from supervisor.recording.file_format import Line, NodeStream, RecordingError
@@ -398,22 +397,6 @@ async def _chosen(recording: Recording, selection: Selection, now_ns: int) -> li
         lines = recording.lines(file)
         chosen.append((file, await filtered(recording, file, selection.filter) if selection.filter else lines))
     return chosen
-
-
-def counted(
-    recording: Recording, selection: Selection, now_ns: int, since_ns: int, until_ns: int
-) -> tuple[int, dict[str, Ends], int, int]:
-    """Return how many lines arrived between two times, the files have now, arrived before, and after; unfiltered."""
-    between, ends = 0, {host.name: Ends() for host in recording.hosts}
-    before = behind = 0
-    for file in selected(recording, selection, now_ns):
-        # The files are read once: not all of them may be held in memory at a time.
-        lines = recording.lines(file)
-        there = lines.count_at(now_ns)
-        since, until = (bisect_left(lines.times_ns, t_ns, 0, there) for t_ns in (since_ns, until_ns))
-        between, before, behind = between + until - since, before + since, behind + there - until
-        ends.setdefault(file[0], {})[file[1:]] = lines.total(now_ns)
-    return between, ends, before, behind
 
 
 async def merged(

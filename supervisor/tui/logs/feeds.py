@@ -61,8 +61,6 @@ class Feed(abc.ABC):
     """Nodes whose rows may be missing."""
     clocks: Clocks | None = None
     """The clock offsets with which the times of the rows were computed; None before the first rows."""
-    passed = looked_at = 0
-    """The number of rows that passed the filter, and of all lines in the loaded range."""
     shifted = 0
     """Rows inserted above the others since the view last looked."""
 
@@ -75,11 +73,6 @@ class Feed(abc.ABC):
     def has_returned_node(self) -> bool:
         """Whether one of the absent nodes answers again."""
         return False
-
-    @property
-    def beyond(self) -> tuple[int, int]:
-        """About how many lines of this view come before the loaded ones, and after them."""
-        return 0, 0
 
     @property
     def last_line(self) -> int:

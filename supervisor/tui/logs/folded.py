@@ -117,14 +117,13 @@ class FoldedFeed(MergedFeed):
             last_ns = self._edge(-1)
             page = None
             if not self._is_flooded:
-                page = await self._fetch(FOLD_PAGE, clocks, after_ns=self._until_ns, counted=self._span())
+                page = await self._fetch(FOLD_PAGE, clocks, after_ns=self._until_ns)
             if page is None or page.more:
                 # Only the newest page is loaded; the rows between are loaded on demand.
-                page = await self._fetch(FOLD_PAGE, clocks, counted=self._span())
+                page = await self._fetch(FOLD_PAGE, clocks)
                 self._is_flooded = bool(page.more and page.rows and page.rows[0].t_ns > last_ns)
             if following() and set(self.absent) <= set(page.absent):
                 self._note(page, at_end=True)
-                self._measure(page.before, page.counted, page.behind)
                 if self._is_flooded:
                     self._replace(page)
                     return

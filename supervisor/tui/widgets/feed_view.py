@@ -252,9 +252,8 @@ class FeedView(WrappedView):
         return [row for row in rows if row is not None]
 
     def _extent(self) -> tuple[int, int, int]:
-        above, below = self.feed.beyond if self.feed is not None else (0, 0)
-        top, last, total = super()._extent()
-        return above + top, above + last + below, above + total + below
+        # Of a merged log that is not loaded as a whole, nobody knows how many lines it has: it has no scroll bar.
+        return (0, 0, 0) if self.feed is not None and not self.feed.is_whole else super()._extent()
 
     # --- moving
 
