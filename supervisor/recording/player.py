@@ -250,5 +250,4 @@ class Player:
 
     def search(self, selection: Selection, **query: Any) -> AsyncGenerator[LogLine, None]:
         """Yield the rows that match, as a session does; of the callbacks only `note_span` is called."""
-        find = reading.nearest if query.get("way") else reading.search
-        return find(self.recording, selection, self.now_ns, **query)
+        return reading.search(self.recording, selection, self.now_ns, **query)
