@@ -34,7 +34,7 @@ Large = Annotated[int, whole(0, MAX_LARGE)]
 _POSITIONS = list[Annotated[list[Any], row(GenerationNumber, RankNumber, Name, Large)]]
 LogPage = TypedDict(
     "LogPage",
-    {"rows": list[LogEntry], "apart": Count, "more": bool, "complete": bool, "around": bool, "done": bool,
+    {"rows": list[LogEntry], "apart": Count, "more": bool, "complete": bool, "done": bool,
      "begun_ns": Optional[TimeNs], "since_ns": Optional[TimeNs], "until_ns": Optional[TimeNs],
      "first": Optional[GenerationNumber], "after": _POSITIONS},
     total=False,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from remote_agent.wire.answers import LogEntry, LogWindow
-    from supervisor.logs.merge import Page, RankStream
+    from supervisor.logs.merge import RankStream
     from supervisor.logs.rows import Clocks
     from supervisor.tui.source import SessionSource
 
@@ -38,8 +38,6 @@ class Jump(NamedTuple):
 
     t_ns: int
     key: LineKey | None = None
-    pages: tuple[Page, Page] | None = None
-    """The rows around it, if they are known."""
     clocks: Clocks | None = None
     """The clock offsets with which the time was computed."""
 

@@ -133,11 +133,9 @@ class FoldedFeed(MergedFeed):
                 return
         await super().refresh(rows, following)
 
-    async def show_around(
-        self, t_ns: int, rows: int, pages: tuple[Page, Page] | None = None, clocks: Clocks | None = None
-    ) -> None:
+    async def show_around(self, t_ns: int, rows: int, clocks: Clocks | None = None) -> None:
         """Replace the loaded rows by those around a time, as many as one answer holds: they may fold to a few lines."""
-        await super().show_around(t_ns, max(rows, 3 * PAGE), clocks=clocks)
+        await super().show_around(t_ns, max(rows, 3 * PAGE), clocks)
 
     async def _fetch(self, count: int, clocks: Clocks | None, **bounds: Any) -> Page:
         return await super()._fetch(count if count < PAGE else FOLD_PAGE, clocks, **bounds)

@@ -203,8 +203,8 @@ class MergedFeed(Feed):
 
     async def seek(self, jump: Jump, rows: int) -> int:
         """Load the rows around the target; return the index of the line, or of the first one at that time."""
-        t_ns, key, pages, clocks = jump
-        await (self.show_around(t_ns, rows, pages, clocks) if t_ns else self.show_begin(rows))
+        t_ns, key, clocks = jump
+        await (self.show_around(t_ns, rows, clocks) if t_ns else self.show_begin(rows))
         index = self.index_of(key) if key is not None else None
         if index is not None:
             return index
@@ -216,16 +216,14 @@ class MergedFeed(Feed):
         page = await self._fetch(max(rows, PAGE), self._steady(), after_ns=0)
         self._replace(page, at_start=True)
 
-    async def show_around(
-        self, t_ns: int, rows: int, pages: tuple[Page, Page] | None = None, clocks: Clocks | None = None
-    ) -> None:
+    async def show_around(self, t_ns: int, rows: int, clocks: Clocks | None = None) -> None:
         """Replace the loaded rows by those around a time, a third of them before it: one screen and no more.
 
-        An idle link carries about 14 kB at once; each doubling takes a round trip. pages: those rows, if they are
-        known. clocks: the offsets with which the time was computed, as lines of a burst are nanoseconds apart.
+        An idle link carries about 14 kB at once; each doubling takes a round trip. clocks: the offsets with which the
+        time was computed, as lines of a burst are nanoseconds apart.
         """
         clocks = clocks or self._steady() or Clocks(self._source)
-        before, after = pages or await asyncio.gather(
+        before, after = await asyncio.gather(
             self._fetch(rows // 3 + 1, clocks, before_ns=t_ns),
             self._fetch(rows, clocks, after_ns=t_ns),
         )
