@@ -196,7 +196,7 @@ async def _follow(
         for file in view.files():
             if over or not by_bytes:
                 # Bytes are sent as far as they are indexed; rows are in order only if all earlier bytes are indexed.
-                is_waited_for = not by_bytes and (over or not file.is_counted)
+                is_waited_for = not by_bytes and (over or not file.has_caught_up)
                 await index_until(file, None, _INDEX_WAIT_S if is_waited_for else 0.0)
             place = places.get(file.key) or places.setdefault(file.key, _Place(file, begin(file), by_bytes=by_bytes))
             if place.look(over or view.is_final(file.key)):

@@ -138,7 +138,7 @@ class LogFile:
         return self.index.scanned < self.size
 
     @property
-    def is_counted(self) -> bool:
+    def has_caught_up(self) -> bool:
         """True when everything that existed before this agent is indexed."""
         return self.index.scanned >= self._preexisting
 

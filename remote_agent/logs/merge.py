@@ -140,7 +140,6 @@ async def merged(
     after_ns: int | None,
     count: int,
     wanted: Wanted,
-    counted: Sequence[int] | None = None,
 ) -> Answer:
     """Return whole records next to a time, oldest first: at least `count` rows if they exist and time allows.
 
@@ -153,12 +152,6 @@ async def merged(
     newest_ns = time.time_ns() - MARK_GAP_NS
     heap = _Heap(files, before_ns, after_ns, wanted)
     await heap.fill()
-    # Lines are counted at the same moment as the rows below.
-    since_ns, until_ns = counted or (0, 0)
-    indexes = [file.index for file in files]
-    since, until = (sum(index.lines_before(t_ns) for index in indexes) for t_ns in (since_ns, until_ns))
-    begin, end = sum(index.first_line for index in indexes), sum(index.total_lines for index in indexes)
-    ends = [[*file.key, file.index.total_lines if file.is_counted else None] for file in files]
     patience = _Patience(heap.top_ns(), after_ns) if wanted.is_rare else None
     taken: list[tuple[LogFile, Record]] = []
     lines = size = apart = 0
@@ -176,14 +169,7 @@ async def merged(
                 taken.append((file, record))
                 lines += len(record.rows) if record.t_ns >= (after_ns or 0) else 0
         await time_slice.pause_if_over()
-    data: LogPage = {
-        "complete": heap.complete,
-        "more": next_ns is not None,
-        "apart": apart,
-        "counted": until - since,
-    }
-    if counted is not None:
-        data["ends"], data["before"], data["behind"] = ends, since - begin, end - until
+    data: LogPage = {"complete": heap.complete, "more": next_ns is not None, "apart": apart}
     if after_ns is not None:
         # The record of each file that was being written at that time comes first, and began earlier.
         taken.sort(key=lambda item: item[1].t_ns)

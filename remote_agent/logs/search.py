@@ -462,18 +462,11 @@ def _places(data: bytes, pattern: Pattern) -> Iterator[int]:
             position = data.find(b"\n", place) + 1 or len(data)
             nexts = [(at if at >= position else where.find(literal, position), literal) for at, literal in nexts]
         return
-    # A row shows what follows the last \r; the scanner does not know that a visible line begins there.
-    scanner = None if b"\r" in data else pattern.scanner
-    while position < len(data):
-        if scanner is not None:
-            try:
-                match = within(LINE_S, partial(scanner.search, data, position))
-            except TooLong:
-                # Trying line by line finds the one that takes too long.
-                scanner = None
-                continue
-            if match is None or match.start() >= len(data):
-                return
-            position = match.start()
-        yield position
-        position = data.find(b"\n", position) + 1 or len(data)
+    lines = data.split(b"\n")
+    for first in range(0, len(lines), _LINES_PER_TURN):
+        some = lines[first : first + _LINES_PER_TURN]
+        # An empty pattern matches each line: only their levels are searched.
+        for line, may_match in zip(some, [True] * len(some) if pattern.plain else pattern.tried(some)):
+            if may_match and position < len(data):
+                yield position
+            position += len(line) + 1

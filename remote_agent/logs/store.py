@@ -182,23 +182,20 @@ class LogStore:
         after_ns: int | None = None,
         include: Sequence[str] | None = None,
         exclude: Sequence[str] | None = None,
-        counted: Sequence[int] | None = None,
     ) -> Answer:
         """Answer log_merged: the last rows before a time, or the first from a time on, over all chosen files.
 
         complete: the files read are indexed to their end, else rows may be missing. more: rows exist beyond the
         outermost one, or may exist. apart: how many lines were left out because their stream was not asked for, such
         as NCCL's. since_ns, until_ns: all wanted rows between these times are included. include, exclude: patterns
-        that records must match, or must not. counted: two times; the answer has under the same name how many lines
-        arrived between them, and as `ends` how many lines each file has: generation, rank, stream, lines, null while
-        what existed before the agent is not indexed. Raises Problem.
+        that records must match, or must not. Raises Problem.
         """
         wanted = selection.check_lines(streams, level, include, exclude)
         if before_ns is not None and after_ns is not None:
             raise Problem("usage", "either before_ns or after_ns")
         await self._rescan()
         files = selection.select(self._catalogue, generation, ranks, streams)
-        return await merged(files, before_ns, after_ns, count, wanted, counted)
+        return await merged(files, before_ns, after_ns, count, wanted)
 
     async def follow(
         self,
@@ -329,19 +326,15 @@ class LogStore:
         until_ns: int | None = None,
         limit: int | None = None,
         again_ns: int | None = None,
-        around: int = 0,
-        near_ns: int | None = 0,
         shown: selection.Shown | None = None,
         way: int = 0,
     ) -> AsyncGenerator[Answer, None]:
         """Answer log_search: hits file by file, then {done, begun_ns, searched_bytes, hits, apart}; raises Problem.
 
         again_ns: the begun_ns of an earlier answer: search only what it did not see, or saw unfinished. apart: how
-        many lines would be hits but belong to a stream that was not asked for. around: this many rows from the first
-        hit at near_ns or later on (else the first of all; None: from the last one), and a third as many before it,
-        come ahead of the end in two answers of `merged` with {around}, so that no further request is needed to show
-        them. shown: level, include and exclude of the view that must show the hits. way: the first hits of each file
-        from since_ns on (1), or the last before until_ns (-1); the end has since_ns and until_ns of the part searched.
+        many lines would be hits but belong to a stream that was not asked for. shown: level, include and exclude of
+        the view that must show the hits. way: the first hits of each file from since_ns on (1), or the last before
+        until_ns (-1); the end has since_ns and until_ns of the part searched.
         """
         wanted = selection.check_lines(streams, level)
         view = selection.check_lines(streams, **shown) if shown else None
@@ -350,16 +343,8 @@ class LogStore:
         await self._rescan()
         files = selection.select(self._catalogue, generation, ranks, streams)
         items = searching.search(files, query)
-        hits_ns: list[int] = []
         try:
             async for item in items:
-                if around:
-                    hits_ns += [row["t_ns"] for row in item.data["rows"]]
-                    hits_ns = [_nearest(hits_ns, near_ns)] if hits_ns else []
-                if item.data.get("done") and hits_ns:
-                    every, first_ns = view or selection.check_lines(streams), hits_ns[0]
-                    yield _aside(await merged(files, first_ns, None, around // 3 + 1, every))
-                    yield _aside(await merged(files, None, first_ns, around - around // 3, every))
                 yield item
         finally:
             await items.aclose()
@@ -385,12 +370,3 @@ class LogStore:
 
 def _positions(after: Sequence[Sequence[Any]] | None) -> following.Positions:
     return {Key(int(generation), int(rank), str(stream)): int(at) for generation, rank, stream, at in after or ()}
-
-
-def _nearest(times_ns: list[int], near_ns: int | None) -> int:
-    return max(times_ns) if near_ns is None else min(times_ns, key=lambda t_ns: (t_ns < near_ns, t_ns))
-
-
-def _aside(page: Answer) -> Answer:
-    """Return an answer of `merged`, marked as not belonging to the search."""
-    return Answer({**page.data, "around": True}, page.body)

@@ -14,7 +14,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple, TypeVar
 
@@ -26,9 +25,10 @@ _parser: Any = importlib.import_module("re._parser" if sys.version_info >= (3, 1
 _MAX_PATTERN = 4096
 _MAX_BRANCHES = 8
 _MAX_CHOICES = 3
-_UNBOUNDED = 64
 # Time limit for one line: some patterns take exponential or polynomial time in its length.
 LINE_S = 0.1
+# Time limit for several lines at once; if it is over, each is tried by itself.
+TRY_S = 0.01
 _REPEATS = ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT")
 
 _T = TypeVar("_T")
@@ -72,13 +72,20 @@ class Pattern(NamedTuple):
     lower: bool
     plain: bool
     """True when the pattern is a literal: no regular expression needs to run."""
-    scanner: re.Pattern[bytes] | None
-    """Finds a place in a text of many lines at or before the first line that matches."""
 
     def matches(self, text: bytes) -> bool:
         """Return whether the visible text matches; raises TooLong."""
         seen = without_escapes(text)
         return within(LINE_S, lambda: self.regex.search(seen)) is not None
+
+    def tried(self, lines: Sequence[bytes]) -> list[bool]:
+        """Return for each line without its escape codes whether it may match; all may if that takes too long."""
+        search = self.regex.search
+        try:
+            # A row shows what follows the last \r.
+            return within(TRY_S, lambda: [b"\r" in line or search(line) is not None for line in lines])
+        except TooLong:
+            return [True] * len(lines)
 
     def where(self, text: bytes) -> bytes | None:
         """Return the text in which to search for `choices`; None when it has no member of one of the sets."""
@@ -104,43 +111,14 @@ def compile_pattern(pattern: str, ignore_case: bool) -> Pattern:
     except (re.error, OverflowError, RecursionError) as bad:
         hint = "escape it to search for the text itself"
         raise Problem("pattern", f"not a regular expression: {bad}", hint) from None
-    repeats = _open_repeats(tree)
     choices: list[tuple[bytes, ...]] = []
     if not tree.state.flags & re.IGNORECASE or ignore_case:
         choices = sorted(_choices(tree, ignore_case), key=_worth, reverse=True)[:_MAX_CHOICES]
     if not raw:
         # Every line matches.
-        return Pattern(regex, (), ignore_case, True, None)
+        return Pattern(regex, (), ignore_case, True)
     plain = all(str(op) == "LITERAL" for op, _ in tree) and len(choices) == 1 and len(tree) == len(choices[0][0])
-    scanner = re.compile(raw, flags | re.MULTILINE) if repeats < 2 and _scannable(tree) else None
-    return Pattern(regex, tuple(choices), ignore_case, plain, scanner)
-
-
-def _children(op: str, value: Any) -> list[Any]:
-    """Return the sub-patterns of one parsed item."""
-    if op in _REPEATS:
-        return [value[2]]
-    if op == "SUBPATTERN":
-        return [value[3]]
-    if op == "BRANCH":
-        return list(value[1])
-    if op in ("ASSERT", "ASSERT_NOT"):
-        return [value[1]]
-    if op == "ATOMIC_GROUP":
-        return [value]
-    if op == "GROUPREF_EXISTS":
-        return [part for part in value[1:] if part is not None]
-    return []
-
-
-def _open_repeats(tree: Any) -> int:
-    """Count repeats without a small bound."""
-    count = 0
-    for op, value in tree:
-        name = str(op)
-        count += name in _REPEATS and int(value[1]) >= _UNBOUNDED
-        count += sum(_open_repeats(child) for child in _children(name, value))
-    return count
+    return Pattern(regex, tuple(choices), ignore_case, plain)
 
 
 def _choices(tree: Any, lower: bool) -> list[tuple[bytes, ...]]:
@@ -182,38 +160,6 @@ def _worth(literals: tuple[bytes, ...]) -> tuple[int, int]:
     return min(map(len, literals)), -len(literals)
 
 
-def _scannable(tree: Any, repeated: bool = False) -> bool:
-    """Return whether a match in a line is also found in a text around it, and open repeats stay within their line."""
-    for op, value in tree:
-        name = str(op)
-        if name in ("ASSERT_NOT", "ASSERT", "ATOMIC_GROUP", "POSSESSIVE_REPEAT", "GROUPREF_EXISTS"):
-            return False
-        if name == "AT" and str(value) not in ("AT_BEGINNING", "AT_BOUNDARY"):
-            return False
-        if repeated and not _avoids_newline(name, value):
-            return False
-        inside = repeated or (name in _REPEATS and int(value[1]) >= _UNBOUNDED)
-        if not all(_scannable(child, inside) for child in _children(name, value)):
-            return False
-    return True
-
-
-def _avoids_newline(op: str, value: Any) -> bool:
-    if op == "LITERAL":
-        return bool(value != 10)
-    if op == "IN":
-        return all(_member_avoids_newline(str(kind), item) for kind, item in value)
-    return op in ("ANY", "SUBPATTERN", "BRANCH", *_REPEATS)
-
-
-def _member_avoids_newline(kind: str, item: Any) -> bool:
-    if kind == "RANGE":
-        return not item[0] <= 10 <= item[1]
-    if kind == "CATEGORY":
-        return str(item) in ("CATEGORY_DIGIT", "CATEGORY_WORD")
-    return kind == "LITERAL" and item != 10
-
-
 class Filter(NamedTuple):
     """Keeps a record if one of its lines matches one of `include` (none: any) and no line matches one of `exclude`."""
 
@@ -246,13 +192,9 @@ class Filter(NamedTuple):
 
 
 def _may_match(pattern: Pattern, data: bytes) -> bool:
-    if pattern.choices or pattern.scanner is None or b"\r" in data:
+    if pattern.choices:
         return pattern.where(data) is not None
-    try:
-        return within(LINE_S, partial(pattern.scanner.search, data)) is not None
-    except TooLong:
-        # Trying line by line finds the one that takes too long.
-        return True
+    return any(pattern.tried(data.split(b"\n")))
 
 
 def make_filter(include: Sequence[str] | None, exclude: Sequence[str] | None) -> Filter:

@@ -32,19 +32,16 @@ files.
 """
 Large = Annotated[int, whole(0, MAX_LARGE)]
 _POSITIONS = list[Annotated[list[Any], row(GenerationNumber, RankNumber, Name, Large)]]
-_END = Annotated[list[Any], row(GenerationNumber, RankNumber, Name, Optional[Count])]
 LogPage = TypedDict(
     "LogPage",
-    {"rows": list[LogEntry], "apart": Count, "more": bool, "complete": bool, "around": bool, "done": bool,
-     "counted": Count, "before": Count, "behind": Count, "begun_ns": Optional[TimeNs], "since_ns": Optional[TimeNs],
-     "until_ns": Optional[TimeNs], "ends": Optional[list[_END]], "first": Optional[GenerationNumber],
-     "after": _POSITIONS},
+    {"rows": list[LogEntry], "apart": Count, "more": bool, "complete": bool, "done": bool,
+     "begun_ns": Optional[TimeNs], "since_ns": Optional[TimeNs], "until_ns": Optional[TimeNs],
+     "first": Optional[GenerationNumber], "after": _POSITIONS},
     total=False,
 )  # fmt: skip
 """Rows of several files by time, or one answer of a search. All wanted rows from since_ns on and before until_ns are in
 it, or may be: `complete` says whether all files are indexed. apart: how many rows were left out because they are of a
-stream that was not asked for; ends: [generation, rank, stream, number of lines]; after: [generation, rank, stream,
-line] with which a reader continues.
+stream that was not asked for; after: [generation, rank, stream, line] with which a reader continues.
 """
 LogWindow = TypedDict(
     "LogWindow",

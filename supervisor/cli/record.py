@@ -14,6 +14,7 @@ import heapq
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -175,16 +176,14 @@ def _print(recording: Recording, at_ns: int, speed: float | None) -> int:
 
 def _items(recording: Recording) -> Iterator[tuple[int, str | LogLine]]:
     from supervisor.logs.selection import Selection
-    from supervisor.recording.reading import rows_of, selected
+    from supervisor.recording.reading import rows_between, selected
 
-    logs = []
-    for file in selected(recording, Selection(generation="all"), recording.end_ns):
-        lines = recording.lines(file)
-        logs.append(rows_of(file, lines, range(len(lines.rows))))
+    files = selected(recording, Selection(generation="all"), recording.end_ns)
+    rows = rows_between({file: recording.lines(file) for file in files}, 0, sys.maxsize)
     journal = EventRows()
     journal.follow(recording.events)
     events = ((recording.event_times_ns[row["seq"] - 1], event_line(row)) for row in journal.rows)
-    return heapq.merge(events, *(((row.t_ns, row) for row in rows) for rows in logs), key=lambda item: item[0])
+    return heapq.merge(events, ((row.t_ns, row) for row in rows), key=lambda item: item[0])
 
 
 # --- report

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,8 +27,6 @@ PATIENCE = 2.5
 
 RankStream = tuple[int, int, str]
 """Generation, rank, stream."""
-Ends = dict[RankStream, "int | None"]
-"""How many lines each file of a node has; None: the file existed before its agent, and is not indexed yet."""
 
 
 class Page(NamedTuple):
@@ -47,13 +44,6 @@ class Page(NamedTuple):
     since_ns: int = 0
     until_ns: int | None = None
     """All wanted rows between these times are here; None: unknown."""
-    counted: int = 0
-    """How many lines, filtered or not, arrived between the times that were asked for."""
-    ends: dict[str, Ends] = {}  # noqa: RUF012  never changed
-    """With `counted`: how many lines the files have, by node."""
-    before: int = 0
-    behind: int = 0
-    """The number of lines, filtered or not, that arrived before those times and after them, with `counted`."""
 
 
 class Part(NamedTuple):
@@ -64,11 +54,6 @@ class Part(NamedTuple):
     apart: int
     since_ns: int
     until_ns: int | None
-    counted: int
-    ends: Ends | None
-    """The ends; None: not asked for."""
-    before: int = 0
-    behind: int = 0
 
 
 Joined = tuple[list[LogLine], bool, int, "int | None"]
@@ -83,18 +68,7 @@ def part_of(clocks: Clocks, name: str, answer: Answer) -> Part:
     since_ns, until_ns = since_ns - clocks.ahead_ns(name), until_ns - clocks.ahead_ns(name)
     # Rows of a file that existed before its agent have early times, and may not be indexed yet.
     known = more or data.get("complete", True)
-    apart, counted = data.get("apart", 0), data.get("counted", 0)
-    ends = data.get("ends")
-    by_file = None if ends is None else {(generation, rank, stream): end for generation, rank, stream, end in ends}
-    beyond = data.get("before", 0), data.get("behind", 0)
-    return Part(
-        clocks.rows(name, answer), more, apart, since_ns, until_ns if known else None, counted, by_file, *beyond
-    )
-
-
-def ends_of(parts: Mapping[str, Part | Failure]) -> dict[str, Ends]:
-    """Return the numbers of lines by node."""
-    return {name: part.ends for name, part in parts.items() if isinstance(part, Part) and part.ends is not None}
+    return Part(clocks.rows(name, answer), more, data.get("apart", 0), since_ns, until_ns if known else None)
 
 
 def rows_from(parts: list[Part], count: int, after_ns: int) -> Joined:
@@ -137,7 +111,6 @@ async def merged(
     *,
     before_ns: int | None = None,
     after_ns: int | None = None,
-    counted: tuple[int, int] | None = None,
     clocks: Clocks | None = None,
     patience_s: float | None = None,
 ) -> Page:
@@ -154,8 +127,6 @@ async def merged(
 
     async def one(name: str) -> Part | Failure:
         times: Args = {"before_ns": clocks.at(name, before_ns), "after_ns": clocks.at(name, after_ns)}
-        if counted is not None:
-            times["counted"] = [clocks.at(name, t_ns) for t_ns in counted]
         try:
             answer = await ask(session, name, "log_merged", {**args, **times}, patience_s or READ_DEADLINE)
         except (Unreachable, RequestFailed) as error:
@@ -178,6 +149,4 @@ async def merged(
         rows_from(parts, count, after_ns) if after_ns is not None else rows_before(parts, count)
     )
     absent = sorted([*failed, *lost(session, selection.nodes)])
-    sums = (sum(part.apart for part in parts), since_ns, until_ns, sum(part.counted for part in parts))
-    beyond = sum(part.before for part in parts), sum(part.behind for part in parts)
-    return Page(rows, more, absent, clocks, *sums, ends_of(answers), *beyond)
+    return Page(rows, more, absent, clocks, sum(part.apart for part in parts), since_ns, until_ns)

@@ -9,14 +9,12 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from remote_agent.wire import Answer, Args, CallFailed, WireError
 from supervisor.errors import RequestFailed, Unreachable, why
 from supervisor.link.tasks import cancel_all
-from supervisor.logs.files import Failure, files, is_own, lost, newest, sources
-from supervisor.logs.merge import Page
+from supervisor.logs.files import Failure, files, is_own, newest, sources
 from supervisor.logs.rows import Clocks, LogLine
 
 if TYPE_CHECKING:
@@ -34,26 +32,20 @@ class _Notes:
     """The callbacks for what answers contain besides rows."""
 
     clocks: Clocks
-    absent: Callable[[], list[str]]
     note_apart: Callable[[int], object] | None
     reached: dict[str, int] | None
-    note_page: Callable[[Page], object] | None
     note_span: Callable[[int | None, int | None], object] | None
 
     def take(self, name: str, answer: Answer) -> None:
         """Call them with the contents of an answer."""
         data: LogPage = answer.data
-        apart, clocks = data.get("apart", 0), self.clocks
-        if data.get("around"):
-            if self.note_page is not None:
-                self.note_page(Page(clocks.rows(name, answer), bool(data.get("more")), self.absent(), clocks, apart))
-            return
         if self.note_apart is not None:
-            self.note_apart(apart)
+            self.note_apart(data.get("apart", 0))
         if self.reached is not None and (begun_ns := data.get("begun_ns")):
             self.reached[name] = begun_ns
         if self.note_span is not None and data.get("done"):
-            self.note_span(clocks.back(name, data.get("since_ns")), clocks.back(name, data.get("until_ns")))
+            back = self.clocks.back
+            self.note_span(back(name, data.get("since_ns")), back(name, data.get("until_ns")))
 
 
 async def search(
@@ -68,9 +60,6 @@ async def search(
     limit: int | None = None,
     note_apart: Callable[[int], object] | None = None,
     reached: dict[str, int] | None = None,
-    around: int = 0,
-    near_ns: int | None = 0,
-    note_page: Callable[[Page], object] | None = None,
     way: int = 0,
     note_span: Callable[[int | None, int | None], object] | None = None,
     clocks: Clocks | None = None,
@@ -78,11 +67,9 @@ async def search(
     """Yield matching rows of all nodes as they are found; raises RequestFailed, and Unreachable after all others.
 
     `reached`: when each node was last searched; only later lines are searched, and the times are updated. A line may be
-    yielded twice. `note_apart` is called with the number of matching lines of a stream not asked for. `note_page` is
-    called, before the end, with the rows before the first hit from `near_ns` on (None: the newest hit), and then with
-    `around` rows from there on, if one node has everything: no node knows which hit is the first of several nodes.
-    `way`: the first hits of each file from `since_ns` on (1), or the last ones before `until_ns` (-1), about `limit` in
-    all; `note_span` is called for each node with the times between which no hit is missing, by `clocks` if given.
+    yielded twice. `note_apart` is called with the number of matching lines of a stream not asked for. `way`: the first
+    hits of each file from `since_ns` on (1), or the last ones before `until_ns` (-1), about `limit` in all; `note_span`
+    is called for each node with the times between which no hit is missing, by `clocks` if given.
     """
     args = {**selection.args(), "pattern": pattern, "ignore_case": ignore_case, "level": level, "limit": limit}
     if selection.filter:
@@ -91,8 +78,7 @@ async def search(
         args["generation"] = newest(await files(session, selection.nodes))
     clocks = clocks or Clocks(session)
     links = sources(session, selection.nodes)
-    absent = partial(lost, session, selection.nodes)
-    notes = _Notes(clocks, absent, note_apart, reached, note_page, note_span)
+    notes = _Notes(clocks, note_apart, reached, note_span)
     if way:
         args |= {"way": way, "limit": None if limit is None else max(1, limit // len(links))}
     streams = []
@@ -101,8 +87,6 @@ async def search(
         times = {"since_ns": clocks.at(name, since_ns), "until_ns": clocks.at(name, until_ns)}
         if reached is not None:
             times["again_ns"] = reached.get(name)
-        if around and len(links) == 1:
-            times |= {"around": around, "near_ns": clocks.at(name, near_ns)}
         streams.append(_of_node(link, {**args, **times}, notes))
     async with aclosing(_at_once(streams)) as rows:
         async for row in rows:
@@ -115,8 +99,7 @@ async def _of_node(link: HostLink, args: Args, notes: _Notes) -> AsyncGenerator[
     try:
         async with aclosing(link.stream("log_search", args)) as answers:
             while (answer := await asyncio.wait_for(anext(answers, None), SILENCE)) is not None:
-                if not answer.data.get("around"):
-                    yield notes.clocks.rows(name, answer)
+                yield notes.clocks.rows(name, answer)
                 notes.take(name, answer)
     except CallFailed as refused:
         raise RequestFailed(refused.message, refused.hint, refused.kind) from refused

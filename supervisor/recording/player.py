@@ -236,7 +236,6 @@ class Player:
         *,
         before_ns: int | None = None,
         after_ns: int | None = None,
-        counted: tuple[int, int] | None = None,
         clocks: Clocks | None = None,
     ) -> Page:
         """Return rows of all nodes by time, as a session does."""
@@ -247,10 +246,8 @@ class Player:
             span = (rows[0].t_ns if more and rows else 0, end_ns)
         else:
             span = (after_ns, rows[-1].t_ns + 1 if more and rows else end_ns)
-        counts = reading.counted(self.recording, selection, now_ns, *counted) if counted is not None else ()
-        return Page(rows, more, [], clocks or PlayedClocks(self), 0, *span, *counts)
+        return Page(rows, more, [], clocks or PlayedClocks(self), 0, *span)
 
     def search(self, selection: Selection, **query: Any) -> AsyncGenerator[LogLine, None]:
         """Yield the rows that match, as a session does; of the callbacks only `note_span` is called."""
-        find = reading.nearest if query.get("way") else reading.search
-        return find(self.recording, selection, self.now_ns, **query)
+        return reading.search(self.recording, selection, self.now_ns, **query)

@@ -31,8 +31,8 @@ from remote_agent.wire.gate import Misfit, parse, record
 from remote_agent.wire.status_diff import merge
 from supervisor.errors import RequestFailed
 from supervisor.link.view import HostView
-from supervisor.logs.merge import Ends
 from supervisor.logs.rows import LogLine
+from supervisor.logs.selection import ALL, RecordFilter
 from supervisor.recording import file_format
 from supervisor.recording.file_format import Line, NodeStream, RecordingError
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from remote_agent.wire import Args
     from remote_agent.wire.answers import LogWindow
     from remote_agent.wire.documents import Status
-    from supervisor.logs.selection import RecordFilter, Selection
+    from supervisor.logs.selection import Selection
 
 # Memory for logs, and of a row besides its text; the least recently used log is dropped first.
 HELD_BYTES = 512 * 1024 * 1024
@@ -59,32 +59,14 @@ _HEAD = record({"format": str, "version": Count}, {"supervisor": str})
 
 
 class Lines:
-    """The recorded lines of one file, in order; one line stands for each gap, and says how many lines are missing."""
+    """Recorded lines of one file, in order, with placeholders where lines are missing."""
 
-    def __init__(self, lines: Iterable[Line] = ()) -> None:
-        rows: list[Line] = []
-        expected = last_ns = 0
-        for line in lines:
-            last_ns = max(line.t_ns, last_ns)
-            if line.line > expected:
-                text = f"({line.line - expected:,} lines up to here are not in the recording)"
-                rows.append(Line(line.line - 1, line.offset, last_ns, None, text.encode()))
-            rows.append(line if line.t_ns == last_ns else line._replace(t_ns=last_ns))
-            expected = line.line + 1
-        self._set(rows)
-
-    def _set(self, rows: list[Line]) -> None:
+    def __init__(self, rows: list[Line]) -> None:
         self.rows = rows
-        self.numbers = array("q", [row.line for row in self.rows])
-        self.times_ns = array("q", [row.t_ns for row in self.rows])
+        self.numbers = array("q", [row.line for row in rows])
+        self.times_ns = array("q", [row.t_ns for row in rows])
         """The time of each row; times never decrease, because the order of lines is certain."""
-        self.size = sum(len(row.text) + ROW_COST for row in self.rows)
-
-    def only(self, rows: list[Line]) -> Lines:
-        """Return some of these rows."""
-        some = Lines()
-        some._set(rows)
-        return some
+        self.size = sum(len(row.text) + ROW_COST for row in rows)
 
     def count_at(self, now_ns: int) -> int:
         """Return how many of the rows exist at a time."""
@@ -105,6 +87,20 @@ class Lines:
                 yield row
             else:
                 yield Line(number, row.offset, row.t_ns, None, b"(not in the recording)")
+
+
+def with_gaps(lines: Iterable[Line]) -> list[Line]:
+    """Return the lines of one file, and one line for each gap, which says how many lines are missing."""
+    rows: list[Line] = []
+    expected = last_ns = 0
+    for line in lines:
+        last_ns = max(line.t_ns, last_ns)
+        if line.line > expected:
+            text = f"({line.line - expected:,} lines up to here are not in the recording)"
+            rows.append(Line(line.line - 1, line.offset, last_ns, None, text.encode()))
+        rows.append(line if line.t_ns == last_ns else line._replace(t_ns=last_ns))
+        expected = line.line + 1
+    return rows
 
 
 class Recording:
@@ -137,10 +133,7 @@ class Recording:
         self.job = self.meta["job"]
         self.begin_ns = min([*self.event_times_ns[:1], *self.status_times_ns[:1]], default=0)
         self.end_ns = max(self.meta["end_ns"], self.begin_ns)
-        self._filter: object = None
-        self._filtered: dict[NodeStream, Lines] = {}
-        """The lines of each file that pass the newest filter."""
-        self._held: OrderedDict[NodeStream, Lines] = OrderedDict()
+        self._held: OrderedDict[tuple[NodeStream, RecordFilter], Lines] = OrderedDict()
         self._held_bytes = 0
         self._held_limit = min(HELD_BYTES, max(4 * FREE_BYTES, RATIO * path.stat().st_size))
 
@@ -180,36 +173,23 @@ class Recording:
         is_whole = number == 0 or self._wholes[whole : whole + 1] == [number]
         return merge({} if is_whole else before, json.loads(self._statuses[number]))
 
-    def cached_lines(self, file: NodeStream, chosen: RecordFilter) -> Lines | None:
-        """Return the lines of one file that pass a filter, if they are known; a new filter empties the cache."""
-        if self._filter != chosen:
-            self._filter, self._filtered = chosen, {}
-        return self._filtered.get(file)
-
-    def cache_lines(self, file: NodeStream, chosen: RecordFilter, lines: Lines) -> None:
-        """Keep the lines of one file that pass a filter, unless there is a newer filter."""
-        if self._filter == chosen:
-            self._filtered[file] = lines
-
-    def is_held(self, file: NodeStream) -> bool:
-        """Return whether the lines of a file are in memory."""
-        return file in self._held
-
-    def lines(self, file: NodeStream) -> Lines:
-        """Return the recorded lines of one file; raises RecordingError where they cannot be read."""
-        lines = self._held.get(file)
+    def lines(self, file: NodeStream, chosen: RecordFilter = ALL) -> Lines:
+        """Return the recorded lines of one file that pass a filter; raises RecordingError where they cannot be read."""
+        lines = self._held.get((file, chosen))
         if lines is None:
             try:
-                lines = Lines(self._read_lines(str(self.files[file]["member"])))
+                rows = (
+                    _kept(self.lines(file).rows, chosen)
+                    if chosen
+                    else with_gaps(self._read_lines(str(self.files[file]["member"])))
+                )
             except Misfit as error:
                 raise _damaged(self.path, error) from error
-            self._held[file] = lines
+            lines = self._held[file, chosen] = Lines(rows)
             self._held_bytes += lines.size
             while len(self._held) > 1 and self._held_bytes > self._held_limit:
-                oldest, dropped = self._held.popitem(last=False)
-                self._held_bytes -= dropped.size
-                self._filtered.pop(oldest, None)
-        self._held.move_to_end(file)
+                self._held_bytes -= self._held.popitem(last=False)[1].size
+        self._held.move_to_end((file, chosen))
         return lines
 
     def _read_lines(self, member: str) -> Iterator[Line]:
@@ -342,16 +322,14 @@ def _too_large(path: Path, member: str) -> RecordingError:
 
 # --- the logs at one time
 
-# One answer has at most this many rows, as on a node.
 LINES_PER_TURN = 4096
 
 LEVELS = ("D", "I", "W", "E")
-RECORDS_PER_TURN = 1024
 
 
 def window(recording: Recording, file: NodeStream, now_ns: int, args: Args) -> Answer:
     """Return `count` rows from `line` on, as log_window does; a negative line counts from the end."""
-    lines = recording.lines(file) if file in recording.files else Lines()
+    lines = recording.lines(file) if file in recording.files else Lines([])
     total, line = lines.total(now_ns), int(args["line"])
     at: int | None = None
     if args.get("at_ns") is not None:
@@ -389,31 +367,30 @@ def selected(recording: Recording, selection: Selection, now_ns: int) -> list[No
     ]
 
 
-async def _chosen(recording: Recording, selection: Selection, now_ns: int) -> list[tuple[NodeStream, Lines]]:
-    """Return the selected files with their lines; the screen gets a turn while they are read."""
-    chosen = []
+async def chosen_lines(recording: Recording, selection: Selection, now_ns: int) -> dict[NodeStream, Lines]:
+    """Return the lines of the selected files that pass the filter; the screen gets a turn after each file."""
+    lines = {}
     for file in selected(recording, selection, now_ns):
-        if not recording.is_held(file):
-            await asyncio.sleep(0)
-        lines = recording.lines(file)
-        chosen.append((file, await filtered(recording, file, selection.filter) if selection.filter else lines))
-    return chosen
+        try:
+            lines[file] = recording.lines(file, selection.filter)
+        except Problem as refused:
+            raise RequestFailed(refused.message, refused.hint, refused.kind) from refused
+        await asyncio.sleep(0)
+    return lines
 
 
-def counted(
-    recording: Recording, selection: Selection, now_ns: int, since_ns: int, until_ns: int
-) -> tuple[int, dict[str, Ends], int, int]:
-    """Return how many lines arrived between two times, the files have now, arrived before, and after; unfiltered."""
-    between, ends = 0, {host.name: Ends() for host in recording.hosts}
-    before = behind = 0
-    for file in selected(recording, selection, now_ns):
-        # The files are read once: not all of them may be held in memory at a time.
-        lines = recording.lines(file)
-        there = lines.count_at(now_ns)
-        since, until = (bisect_left(lines.times_ns, t_ns, 0, there) for t_ns in (since_ns, until_ns))
-        between, before, behind = between + until - since, before + since, behind + there - until
-        ends.setdefault(file[0], {})[file[1:]] = lines.total(now_ns)
-    return between, ends, before, behind
+def rows_between(
+    files: Mapping[NodeStream, Lines], since_ns: int, until_ns: int, *, backwards: bool = False
+) -> Iterator[LogLine]:
+    """Yield the rows of all files from a time on and before another one, by time; backwards: newest first."""
+
+    def of_file(file: NodeStream, lines: Lines) -> Iterator[LogLine]:
+        places = range(bisect_left(lines.times_ns, since_ns), bisect_left(lines.times_ns, until_ns))
+        for line in map(lines.rows.__getitem__, reversed(places) if backwards else places):
+            yield LogLine(*file, line.line, line.offset, line.t_ns, line.level, line.text)
+
+    sources = [of_file(file, lines) for file, lines in files.items()]
+    return heapq.merge(*(sources[::-1] if backwards else sources), key=lambda row: row.t_ns, reverse=backwards)
 
 
 async def merged(
@@ -423,40 +400,16 @@ async def merged(
 
     Rows of one time are never separated.
     """
-    forwards = after_ns is not None
-    total = 0
-    sources = []
-    for file, lines in await _chosen(recording, selection, now_ns):
-        begin = bisect_left(lines.times_ns, after_ns) if after_ns is not None else 0
-        end = lines.count_at(now_ns if before_ns is None else min(now_ns, before_ns - 1))
-        total += max(0, end - begin)
-        sources.append(rows_of(file, lines, range(begin, end) if forwards else range(end - 1, begin - 1, -1)))
+    files = await chosen_lines(recording, selection, now_ns)
+    until_ns = now_ns + 1 if before_ns is None else min(now_ns + 1, before_ns)
     rows: list[LogLine] = []
-    # Backwards, the last file comes first among rows of one time, because the rows are reversed afterwards.
-    ordered = sources if forwards else reversed(sources)
-    for row in heapq.merge(*ordered, key=lambda row: row.t_ns if forwards else -row.t_ns):
-        if len(rows) >= count and not (rows and row.t_ns == rows[-1].t_ns):
+    more = False
+    for row in rows_between(files, after_ns or 0, until_ns, backwards=after_ns is None):
+        more = len(rows) >= count and row.t_ns != rows[-1].t_ns
+        if more:
             break
         rows.append(row)
-    return (rows if forwards else rows[::-1]), len(rows) < total
-
-
-def row_of(file: NodeStream, line: Line) -> LogLine:
-    """Return a line as a row of a session."""
-    return LogLine(*file, line.line, line.offset, line.t_ns, line.level, line.text)
-
-
-def rows_of(file: NodeStream, lines: Lines, places: Iterable[int]) -> Iterator[LogLine]:
-    """Yield the lines of one file at these places as rows."""
-    return (row_of(file, lines.rows[place]) for place in places)
-
-
-def _matches(pattern: Pattern, text: bytes) -> bool:
-    try:
-        return pattern.matches(text)
-    except TooLong:
-        what = f"the pattern takes more than {LINE_S:g} s on one line"
-        raise RequestFailed(what, "use fewer * and + in it, or put words between them", "pattern") from None
+    return (rows[::-1] if after_ns is None else rows), more
 
 
 async def search(
@@ -468,90 +421,64 @@ async def search(
     ignore_case: bool = False,
     level: str | None = None,
     limit: int | None = None,
+    way: int = 0,
+    since_ns: int = 0,
+    until_ns: int | None = None,
+    note_span: Callable[[int | None, int | None], object] = lambda since_ns, until_ns: None,
     **_ignored: Any,
 ) -> AsyncGenerator[LogLine, None]:
-    """Yield the rows that match, file by file; raises RequestFailed for an invalid pattern.
+    """Yield about `limit` rows that match: the first from a time on, or (way -1) the last before a time, newest first.
 
-    `_ignored`: arguments of a session's search that make no difference here.
+    `note_span` is called with the times between which no hit is missing. `_ignored`: arguments of a session's search
+    that make no difference here. Raises RequestFailed for an invalid pattern.
     """
     try:
         compiled = compile_pattern(pattern, ignore_case)
     except Problem as refused:
         raise RequestFailed(refused.message, refused.hint, refused.kind) from refused
     lowest = LEVELS.index(level[:1].upper()) if level else 0
-    hits = 0
-    for file, lines in await _chosen(recording, selection, now_ns):
-        for number, line in enumerate(lines.rows[: lines.count_at(now_ns)]):
-            if number % LINES_PER_TURN == 0:
-                await asyncio.sleep(0)
-            if LEVELS.index(line.level or "I") >= lowest and _matches(compiled, line.text):
-                yield row_of(file, line)
-                hits += 1
-                if hits == limit:
-                    return
-
-
-async def nearest(
-    recording: Recording,
-    selection: Selection,
-    now_ns: int,
-    *,
-    way: int,
-    limit: int,
-    since_ns: int = 0,
-    until_ns: int | None = None,
-    note_span: Callable[[int | None, int | None], object] = lambda since_ns, until_ns: None,
-    **query: Any,
-) -> AsyncGenerator[LogLine, None]:
-    """Yield about `limit` hits, the first from a time on (way 1) or the last before a time (-1).
-
-    `note_span` is called with the times between which no hit is missing.
-    """
+    files = await chosen_lines(recording, selection, now_ns)
+    hits = last_ns = 0
     end_ns = now_ns + 1 if until_ns is None else until_ns
-    hits = [row async for row in search(recording, selection, now_ns, **query) if since_ns <= row.t_ns < end_ns]
-    hits.sort(key=lambda row: row.t_ns)
-    if len(hits) > limit and way > 0:
-        until_ns = end_ns = hits[limit - 1].t_ns + 1
-    elif len(hits) > limit:
-        since_ns = hits[-limit].t_ns
-    for row in hits:
-        if since_ns <= row.t_ns < end_ns:
-            yield row
+    for number, row in enumerate(rows_between(files, since_ns, end_ns, backwards=way < 0)):
+        if number % LINES_PER_TURN == 0:
+            await asyncio.sleep(0)
+        if LEVELS.index(row.level or "I") < lowest or not _matches(compiled, row.text):
+            continue
+        if limit is not None and hits >= limit and row.t_ns != last_ns:
+            since_ns, until_ns = (last_ns, until_ns) if way < 0 else (since_ns, last_ns + 1)
+            break
+        hits, last_ns = hits + 1, row.t_ns
+        yield row
     note_span(since_ns or None, until_ns)
 
 
-async def filtered(recording: Recording, file: NodeStream, chosen: RecordFilter) -> Lines:
-    """Return the lines of one file that pass; the results of the newest filter are cached."""
-    kept = recording.cached_lines(file, chosen)
-    if kept is None:
-        lines = recording.lines(file)
-        try:
-            kept = lines.only(await _kept(lines, chosen))
-        except Problem as refused:
-            raise RequestFailed(refused.message, refused.hint, refused.kind) from refused
-        recording.cache_lines(file, chosen, kept)
-    return kept
+def _matches(pattern: Pattern, text: bytes) -> bool:
+    try:
+        return pattern.matches(text)
+    except TooLong:
+        what = f"the pattern takes more than {LINE_S:g} s on one line"
+        raise RequestFailed(what, "use fewer * and + in it, or put words between them", "pattern") from None
 
 
-async def _kept(lines: Lines, chosen: RecordFilter) -> list[Line]:
+def _kept(lines: list[Line], chosen: RecordFilter) -> list[Line]:
+    """Return the lines of the records that pass, and those that stand for missing lines; raises Problem."""
     patterns = make_filter(chosen.include, chosen.exclude)
     lowest = LEVELS.index(chosen.level[:1].upper()) if chosen.level else 0
     kept: list[Line] = []
-    for number, own in enumerate(_records(lines)):
-        if number % RECORDS_PER_TURN == 0:
-            await asyncio.sleep(0)
-        if own[0].level is None:
+    for own in _records(lines):
+        is_gap = own[0].level is None
+        has_level = max(LEVELS.index(line.level or "I") for line in own) >= lowest
+        if is_gap or (has_level and patterns.keeps(line.text for line in own)):
             kept += own
-        elif max(LEVELS.index(line.level or "I") for line in own) >= lowest:
-            kept += own if patterns.keeps(line.text for line in own) else []
     return kept
 
 
-def _records(lines: Lines) -> Iterator[list[Line]]:
+def _records(lines: list[Line]) -> Iterator[list[Line]]:
     """Yield records; a line that stands for missing lines is its own record."""
     reader = RecordReader()
     record: list[Line] = []
-    for line in lines.rows:
+    for line in lines:
         is_gap = line.level is None
         if is_gap:
             reader = RecordReader()

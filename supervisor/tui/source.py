@@ -178,7 +178,6 @@ class SessionSource(Protocol):
         *,
         before_ns: int | None = None,
         after_ns: int | None = None,
-        counted: tuple[int, int] | None = None,
         clocks: Clocks | None = None,
     ) -> Page:
         """Return the last `count` rows of all nodes before a time, or the first ones from a time on."""

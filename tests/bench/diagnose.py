@@ -67,7 +67,7 @@ def run() -> Report:
                 path.unlink()
     head = ("logs", "diagnose", "MB/s", "CPU", "grep", "ratio", "memory")
     notes = (
-        f"{SIZE / 1e9:.0f} GB each; rank {CULPRIT} runs out of CUDA memory in the middle",
+        f"{SIZE / 1e9:.0f} GB each; rank {CULPRIT} runs out of CUDA memory at the end",
         f"grep: {' '.join(GREP[:-1])} '{GREP[-1]}'; all files are in the page cache; memory: of all processes",
     )
     return Report("diagnose", (Table("A gigabyte of logs", head, tuple(rows), notes),), {"runs": data})
@@ -163,12 +163,10 @@ def _write(
     made = lines(chance, rank)
     with path.open("w") as file:
         written = file.write(head)
-        failed = not fails
         while written < size:
-            if not failed and written > size // 2:
-                written += file.write(FAILURE)
-                failed = True
             written += file.write("".join(next(made) for _ in range(CHUNK_LINES)))
+        if fails:
+            file.write(FAILURE)
 
 
 def _steps(chance: random.Random, rank: int) -> Iterator[str]:

@@ -121,9 +121,9 @@ async def _first_error(session: Session) -> None:
     """Until all errors are known, and the rows around the first one."""
     selection = Selection(generation=0)
     finder = Finder(session, selection, "", "error")
-    await asyncio.wait_for(finder.search(lambda: None, ROWS), WAIT_S)
-    t_ns, key = finder.hits[0]
-    await MergedFeed(session, selection).show_around(t_ns, ROWS, finder.pages(key))
+    await asyncio.wait_for(finder.search(lambda: None), WAIT_S)
+    t_ns, _ = finder.hits[0]
+    await MergedFeed(session, selection).show_around(t_ns, ROWS)
 
 
 def browse() -> Report:

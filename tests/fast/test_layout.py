@@ -70,8 +70,8 @@ def test_nothing_is_left_for_later() -> None:
     assert not left, "\n".join(left)
 
 
-# The sink; what Textual draws on; programs of a node and of a child process, which answer the one who asked.
-_MAY_WRITE = ("standard_streams.py", "tui/terminal.py", "ssh/loader.py", "postmortem/reading.py")
+# The sink; what Textual draws on; a program of a node, which answers the one who asked.
+_MAY_WRITE = ("standard_streams.py", "tui/terminal.py", "ssh/loader.py")
 _WRITES = re.compile(
     r"(?:sys\.(?:__)?|from sys import .*\b)(?:stdout|stderr)(?:__)?\b|os\.write$|traceback\.print_"
     r"|from rich(?:\.console|\.progress)? import (?:print|Console|Progress)|import rich\b|print$"

@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import random
-import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -30,7 +29,6 @@ from supervisor.postmortem.reading import (
     LINE_MEAN,
     ROUTINE,
     FirstAndLast,
-    KeepLimit,
     LineScan,
     letters,
 )
@@ -337,14 +335,14 @@ def noisy(chance: random.Random, lines: int) -> bytes:
     return b"\n".join(chance.choices(made, (900, 30, 30, 9, 1, 1))[0]() for _ in range(lines))
 
 
-def plainly_picked(text: bytes, limit: KeepLimit) -> list[int]:
+def plainly_picked(text: bytes, limit: int) -> list[int]:
     """Return the numbers of the lines that are kept of a long file, by a look at each line."""
     lines = text.split(b"\n")[: -1 if text.endswith(b"\n") else None]
     hot = [at for at, line in enumerate(lines) if any(letters(word) in letters(line) for word in HOT)]
     around = {near for at in hot for near in range(at - BEFORE, at + AFTER + 1) if 0 <= near < len(lines)}
-    ends = range(max(0, len(lines) - limit.end), len(lines))
+    ends = range(max(0, len(lines) - limit), len(lines))
     kept = sorted(around)
-    middle = set(kept[limit.kept : -limit.kept])
+    middle = set(kept[limit:-limit])
     return [number + 1 for number in sorted((around - middle) | set(ends))]
 
 
@@ -360,7 +358,7 @@ def test_of_a_long_file_the_right_lines_are_kept(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(reading, "BLOCK", (9_000, 30_011)[seed // 2])
     seen: list[int] = []
     (lines,) = reading.read_all([log], seen.append)
-    assert [line.number for line in lines] == plainly_picked(text, KeepLimit(300, 300))
+    assert [line.number for line in lines] == plainly_picked(text, 300)
     assert all(whole[line.number - 1] == line for line in lines)
     assert sum(seen) == len(text)
     # Of a bar without any end the last state is shown, and what was written behind it.
@@ -377,26 +375,10 @@ def unlike(chance: random.Random, lines: int) -> list[bytes]:
     return made
 
 
-@pytest.mark.parametrize("kind", ["there", "failing", "not GNU's", "absent"])
-def test_words_are_found_with_and_without_grep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_words_are_found_in_lines_that_are_not_alike() -> None:
     lines = unlike(random.Random(1), 6000)
     hot = [at for at, line in enumerate(lines) if any(letters(word) in letters(line) for word in HOT)]
-    grep, real = tmp_path / "grep", shutil.which("grep")
-    if kind == "there":
-        grep.symlink_to(real or "/bin/grep")
-    elif kind != "absent":
-        grep.write_text(
-            f"#!/bin/sh\necho 'grep ({'GNU' if kind == 'failing' else 'BSD'} grep)'; [ $# = 1 ] || exit 2\n"
-        )
-        grep.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    reading._gnu_grep.cache_clear()
-    try:
-        assert (reading._gnu_grep() is None) == (kind in ("not GNU's", "absent"))
-        assert len(letters(b"\n".join(lines))) > reading._GREP_BYTES
-        assert LineScan().hot(b"\n".join(lines)) == hot
-    finally:
-        reading._gnu_grep.cache_clear()
+    assert LineScan().hot(b"\n".join(lines)) == hot
 
 
 def test_of_long_lines_fewer_are_kept() -> None:
@@ -421,22 +403,3 @@ def test_what_comes_at_each_step_is_routine_among_lines_that_are_not_alike_too()
         lines += [bytes(chance.choices(b"zqjvy", k=60)) for _ in range(ROUTINE)]
         found.append(len(seen.hot(b"\n".join(lines))))
     assert found == [ROUTINE // 2, ROUTINE // 2, 0, 0]
-
-
-def test_other_processes_pick_the_same_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    logs = [tmp_path / name for name in ("a.log", "b.log")]
-    for number, log in enumerate(logs):
-        log.write_bytes(noisy(random.Random(number), 20_000))
-    monkeypatch.setattr(reading, "WHOLE_BYTES", 1000)
-    monkeypatch.setattr(reading, "PIECE", 200_000)
-    alone = list(reading.read_all(logs))
-    monkeypatch.setattr(reading, "HELP_BYTES", 0)
-    monkeypatch.setattr(reading, "HELPERS_MAX", 2)
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    assert list(reading.read_all(logs)) == alone
-    helper = reading.PickProcess()
-    process = some(helper._process)
-    process.communicate(timeout=20)  # the end of its stdin, as when we are killed
-    assert process.returncode == 0
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    assert list(reading.read_all(logs)) == alone

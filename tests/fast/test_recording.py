@@ -29,7 +29,7 @@ from supervisor.logs.selection import RecordFilter, Selection
 from supervisor.recording import reading, redact, writing
 from supervisor.recording.file_format import Line, RecordingError, line_json, read_lines
 from supervisor.recording.player import Player
-from supervisor.recording.reading import Lines, load
+from supervisor.recording.reading import Lines, load, with_gaps
 from supervisor.recording.writing import Limit, evidence_lines
 from tests.fast.log_files import append, log, opened
 from tests.screens import recorded, recordings
@@ -88,7 +88,8 @@ async def test_a_line_that_is_cut_ends_with_a_mark(tmp_path: Path) -> None:
 
 def test_gaps_are_reported_and_lines_keep_their_numbers() -> None:
     times = {5: 50, 6: 40, 1200: 90}
-    lines = Lines(Line(number, number * 10, t_ns, "I", b"line %d" % number) for number, t_ns in times.items())
+    recorded_lines = [Line(number, number * 10, t_ns, "I", b"line %d" % number) for number, t_ns in times.items()]
+    lines = Lines(with_gaps(recorded_lines))
     assert [lines.total(t_ns) for t_ns in (0, 49, 50, 89, 90)] == [0, 0, 7, 7, 1201]
     shown = {row.line: row.text for row in lines.window(0, 1201)}
     assert list(shown) == list(range(1201))
@@ -162,7 +163,7 @@ async def test_logs_are_shown_as_they_were(path: Path) -> None:
         since_ns, until_ns = spans.pop()
         assert (since_ns if way > 0 else until_ns) == middle
         inside = [row for row in steps if since_ns <= row.t_ns < until_ns]
-        assert near == sorted(inside, key=lambda row: row.t_ns)
+        assert sorted(near) == sorted(inside)
     with pytest.raises(RequestFailed, match="the pattern takes more than"):
         _ = [row async for row in player.search(ALL, pattern=r"(.|..)+\x01")]
     # As on the nodes: a record with all of its lines, and what is not in the recording.
@@ -174,8 +175,6 @@ async def test_logs_are_shown_as_they_were(path: Path) -> None:
     assert [row for row in kept if b"not in the recording" in row.text] == [
         row for row in whole if b"not in the recording" in row.text
     ]
-    page = await player.merged(dataclasses.replace(ALL, filter=narrow), 10, counted=(0, recording.end_ns + 1))
-    assert page.counted == len(whole)
     player.seek(whole[50].t_ns)
     assert [row for row in await rows() if row.t_ns > whole[50].t_ns] == []
     assert (await player.merged(ALL, 3)).more

@@ -66,7 +66,7 @@ async def play(path: Path) -> None:
             "\n".join(status_lines(player.status)).encode()
             await player.nccl()
             local_rank_of(player.events, 0, 1)
-            page = await player.merged(ALL, 40, counted=(0, t_ns))
+            page = await player.merged(ALL, 40)
             narrow = Selection(generation="all", filter=RecordFilter(("step",), ("xyz",), "warn"))
             await player.merged(narrow, 40, after_ns=0)
             for row in page.rows[:2]:

@@ -24,7 +24,7 @@ from remote_agent.wire import Answer
 from supervisor.errors import LaunchFailed, RequestFailed, SupervisorError, Unreachable
 from supervisor.history import Series, SeriesQuery, of_histories
 from supervisor.link.view import HostView, Notice
-from supervisor.logs.merge import Ends, Page
+from supervisor.logs.merge import Page
 from supervisor.logs.rows import Clocks, LogLine
 from supervisor.logs.selection import Selection
 from supervisor.nccl import Fabric
@@ -206,7 +206,6 @@ class RecordedSession:
         *,
         before_ns: int | None = None,
         after_ns: int | None = None,
-        counted: tuple[int, int] | None = None,
         clocks: Clocks | None = None,
     ) -> Page:
         """The last rows by time, or the first ones."""
@@ -226,14 +225,7 @@ class RecordedSession:
         span = (chosen[0].t_ns if more else 0, newest_ns if before_ns is None else before_ns)
         if after_ns is not None:
             span = (after_ns, chosen[-1].t_ns + 1 if more else newest_ns)
-        since_ns, until_ns = counted or (0, 0)
-        before, behind = sum(row.t_ns < since_ns for row in every), sum(row.t_ns >= until_ns for row in every)
-        lines = len(every) - before - behind
-        ends: dict[str, Ends] = {name: {} for name in self.hosts if name not in absent}
-        for part in parts:
-            if part and part[0].node in ends:
-                ends[part[0].node][part[0].generation, part[0].rank, part[0].stream] = len(part)
-        return Page(chosen, more, absent, clocks or Clocks(self), 0, *span, lines, ends, before, behind)
+        return Page(chosen, more, absent, clocks or Clocks(self), 0, *span)
 
     async def search(self, selection: Selection, **query: Any) -> AsyncGenerator[LogLine, None]:
         """Rows that match, file by file; with a way by time, the nearest ones."""

@@ -325,27 +325,6 @@ def test_the_last_moment_of_a_second_is_of_that_second(t_ns: int) -> None:
     assert values.clock_ns(t_ns)[:8] == values.date_ns(t_ns, millis=True)[11:19] == before
 
 
-@pytest.mark.parametrize("text", ["", "loss"])
-async def test_how_many_lines_lie_beyond_those_that_are_here(tmp_path: Path, text: str) -> None:
-    async with cluster_of(tmp_path, 2) as (cluster, nodes):
-        for rank, node in enumerate(nodes):
-            await node.written(rank, b"noise\nloss 1\n" * 1000)
-        selection = dataclasses.replace(ALL, filter=RecordFilter(include=(text,))) if text else ALL
-        every, feed = MergedFeed(cluster.source, selection), MergedFeed(cluster.source, selection)
-        await every.show_begin(10)
-        await load_all(every)
-        row = every.row(every.count // 3)
-        assert row is not None
-        await feed.show_around(row.t_ns, 60)
-        for _ in range(2):
-            await feed.refresh(10, no)
-        first = next(each for at in range(feed.count) if (each := feed.row(at)) is not None)
-        before = every.index_of(first.key)
-        assert before is not None
-        behind = every.count - before - feed.count + 1
-        assert feed.beyond == (pytest.approx((before, behind), rel=0.1) if text else (before, behind))
-
-
 @pytest.mark.parametrize("look_s", [0.002, 1.0])
 async def test_following_with_a_filter_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look_s: float

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from remote_agent.wire.answers import LogEntry, LogWindow
-    from supervisor.logs.merge import Page, RankStream
+    from supervisor.logs.merge import RankStream
     from supervisor.logs.rows import Clocks
     from supervisor.tui.source import SessionSource
 
@@ -38,8 +38,6 @@ class Jump(NamedTuple):
 
     t_ns: int
     key: LineKey | None = None
-    pages: tuple[Page, Page] | None = None
-    """The rows around it, if they are known."""
     clocks: Clocks | None = None
     """The clock offsets with which the time was computed."""
 
@@ -61,8 +59,6 @@ class Feed(abc.ABC):
     """Nodes whose rows may be missing."""
     clocks: Clocks | None = None
     """The clock offsets with which the times of the rows were computed; None before the first rows."""
-    passed = looked_at = 0
-    """The number of rows that passed the filter, and of all lines in the loaded range."""
     shifted = 0
     """Rows inserted above the others since the view last looked."""
 
@@ -75,11 +71,6 @@ class Feed(abc.ABC):
     def has_returned_node(self) -> bool:
         """Whether one of the absent nodes answers again."""
         return False
-
-    @property
-    def beyond(self) -> tuple[int, int]:
-        """About how many lines of this view come before the loaded ones, and after them."""
-        return 0, 0
 
     @property
     def last_line(self) -> int:

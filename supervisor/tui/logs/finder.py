@@ -22,7 +22,6 @@ from supervisor.tui.logs.row import LineKey
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
-    from supervisor.logs.merge import Page
     from supervisor.logs.rows import LogLine
     from supervisor.logs.selection import Selection
     from supervisor.tui.source import SessionSource
@@ -91,34 +90,25 @@ class Finder:
         """By node: how far its files have been searched."""
         self._columns: dict[LineKey, int] = {}
         """The columns of hits in cut lines."""
-        self._pages: list[Page] = []
         self.clocks = clocks or Clocks(source)
         """The clock offsets of all times here: the parts must meet, and a line is found by the time of its hit."""
 
-    def pages(self, key: LineKey) -> tuple[Page, Page] | None:
-        """Return the rows before and after the first hit, once, if that is this line and its node has sent them."""
-        pages, self._pages = self._pages, []
-        rows = [row for page in pages for row in page.rows]
-        here = any((row.generation, row.rank, row.stream, row.line) == key for row in rows)
-        return (pages[0], pages[1]) if here and len(pages) == 2 else None
-
-    async def run(self, on_batch: Callable[[], None], around: int, near_ns: int | None) -> None:
+    async def run(self, on_batch: Callable[[], None], near_ns: int | None) -> None:
         """Search, and continue with new lines until there are more hits than are kept or the job has ended."""
-        await self.search(on_batch, around, near_ns)
+        await self.search(on_batch, near_ns)
         over = False
         while not over and self.known_span is None and not self._is_refused:
             await asyncio.sleep(LOOK_EVERY)
             over = self._source.ended
             await self._look(self._collect(on_batch, None), on_batch)
 
-    async def search(self, on_batch: Callable[[], None], around: int = 0, near_ns: int | None = 0) -> None:
-        """Collect all hits, or the next ones if they are too many; `on_batch` is called after each batch.
+    async def search(self, on_batch: Callable[[], None], near_ns: int | None = 0) -> None:
+        """Collect all hits, or if they are too many the next ones from `near_ns` on (None: the newest).
 
-        around: this many rows at the first hit from `near_ns` on (None: at the newest) are requested too (`pages`).
+        `on_batch` is called after each batch.
         """
         note_apart = None if "nccl" in self.selection.streams else self._note_apart
-        page = {"around": around, "near_ns": near_ns, "note_page": self._note_page} if around else {}
-        await self._look(self._collect(on_batch, near_ns, note_apart=note_apart, **page), on_batch)
+        await self._look(self._collect(on_batch, near_ns, note_apart=note_apart), on_batch)
 
     async def go_on(self, direction: int, place: Hit | None, pointer: LineKey | None) -> Hit | None:
         """Request the hit that `step` does not know, wrapping around; None: there is a `problem`."""
@@ -229,9 +219,6 @@ class Finder:
 
     def _note_apart(self, lines: int) -> None:
         self._apart += lines
-
-    def _note_page(self, page: Page) -> None:
-        self._pages.append(page)
 
     def _take(self, row: LogLine) -> bool:
         """Add a hit if its stream is shown and it is new."""

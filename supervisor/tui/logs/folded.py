@@ -117,14 +117,13 @@ class FoldedFeed(MergedFeed):
             last_ns = self._edge(-1)
             page = None
             if not self._is_flooded:
-                page = await self._fetch(FOLD_PAGE, clocks, after_ns=self._until_ns, counted=self._span())
+                page = await self._fetch(FOLD_PAGE, clocks, after_ns=self._until_ns)
             if page is None or page.more:
                 # Only the newest page is loaded; the rows between are loaded on demand.
-                page = await self._fetch(FOLD_PAGE, clocks, counted=self._span())
+                page = await self._fetch(FOLD_PAGE, clocks)
                 self._is_flooded = bool(page.more and page.rows and page.rows[0].t_ns > last_ns)
             if following() and set(self.absent) <= set(page.absent):
                 self._note(page, at_end=True)
-                self._measure(page.before, page.counted, page.behind)
                 if self._is_flooded:
                     self._replace(page)
                     return
@@ -134,11 +133,9 @@ class FoldedFeed(MergedFeed):
                 return
         await super().refresh(rows, following)
 
-    async def show_around(
-        self, t_ns: int, rows: int, pages: tuple[Page, Page] | None = None, clocks: Clocks | None = None
-    ) -> None:
+    async def show_around(self, t_ns: int, rows: int, clocks: Clocks | None = None) -> None:
         """Replace the loaded rows by those around a time, as many as one answer holds: they may fold to a few lines."""
-        await super().show_around(t_ns, max(rows, 3 * PAGE), clocks=clocks)
+        await super().show_around(t_ns, max(rows, 3 * PAGE), clocks)
 
     async def _fetch(self, count: int, clocks: Clocks | None, **bounds: Any) -> Page:
         return await super()._fetch(count if count < PAGE else FOLD_PAGE, clocks, **bounds)

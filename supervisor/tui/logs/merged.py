@@ -19,7 +19,7 @@ from supervisor.tui.logs.row import LineKey, LogRow, taken
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from supervisor.logs.merge import Page, RankStream
+    from supervisor.logs.merge import Page
     from supervisor.logs.rows import LogLine
     from supervisor.logs.selection import Selection
     from supervisor.tui.source import SessionSource
@@ -28,11 +28,12 @@ MERGED_KEPT: Final = 20_000
 # A look at the end reads this many rows.
 WINDOW: Final = 64
 LATEST_NS: Final = 1 << 62
-EVER: Final = (0, LATEST_NS)
 # The rows nearest to a time are searched for this long, seconds.
 NEAR_S: Final = 5.0
 # A line that arrives this much later than the known line with its number belongs to a rewritten file.
 ANEW_NS: Final = 1_000_000_000
+# The lines of a file that is still being indexed are this close together: what is indexed later is not new.
+SAME_NS: Final = 1_000_000
 
 
 class MergedFeed(Feed):
@@ -44,21 +45,16 @@ class MergedFeed(Feed):
         self._is_far = False
         """Whether more newer rows wait than one request for the end returns."""
         self._has_new_lines = False
-        self._ends: dict[RankStream, int] = {}
-        """How many lines each file has."""
-        self._read: dict[RankStream, int | None] = {}
-        """How many each file had when the reader was at the end; None until it is read to its end."""
-        self._answering: set[str] = set()
-        """Nodes that answered the last request for the end."""
-        self._known: set[str] = set()
-        """Nodes that have answered one."""
+        self._read_ns: int | None = None
+        """The time of the newest line when the reader was at the end; None: unknown."""
+        self._absent_now: frozenset[str] = frozenset()
+        """Nodes that did not answer the last request for the end."""
         self._searched: tuple[int, Clocks] | None = None
         """The time up to which new lines were searched with a filter, and by which clocks."""
         self._rows: dict[LineKey, LogRow] = {}
         self._order: list[LineKey] = []
         self._bytes = 0
         self._at_start = False
-        self._beyond = (0, 0)
         self._since_ns = 0
         self._until_ns: int | None = None
         """All rows between these times are loaded, as far as they pass the filter; None: unknown.
@@ -70,12 +66,6 @@ class MergedFeed(Feed):
     def count(self) -> int:
         """The loaded lines, and one more for those before them."""
         return len(self._order) + self._offset
-
-    @property
-    def beyond(self) -> tuple[int, int]:
-        """About how many lines of this view come before the loaded ones, and after them."""
-        before, behind = self._beyond
-        return 0 if self._at_start else before, behind if self.detached else 0
 
     @property
     def _offset(self) -> int:
@@ -113,16 +103,14 @@ class MergedFeed(Feed):
             await self._refresh_filtered(rows, following)
             return
         renew = not self._order or (following() and self.clocks is not None and self.clocks.moved)
-        # If more rows wait than a window holds, only their number is needed.
+        # If more rows wait than a window holds, only the newest one matters.
         is_far = self.detached and self._is_far and not following()
         count = 1 if is_far else max(PAGE if renew else WINDOW, rows)
-        page = await self._fetch(count, None if renew else self.clocks, counted=self._span())
+        page = await self._fetch(count, None if renew else self.clocks)
         self._note(page, at_end=following())
         if not self._order:
             self._replace(page)
-            self._measure(page.counted - len(page.rows), len(page.rows), 0)
             return
-        self._measure(page.before, page.counted, page.behind)
         joined = not page.more or not page.rows or page.rows[0].t_ns <= self._edge(-1)
         fresh = self._update(page.rows)
         if not following():
@@ -144,46 +132,26 @@ class MergedFeed(Feed):
     def note_read(self, rows: Sequence[LogRow]) -> None:
         """Note which rows are in view; at the end of the log nothing is new any more."""
         if not self.detached and self.row(self.count - 1) == rows[-1]:
-            self._has_new_lines = False
-            self._read.update(self._ends)
+            self._has_new_lines, self._read_ns = False, self._edge(-1)
 
     def forget_new_lines(self) -> None:
         """Count only later lines as new: the reader has returned to the end."""
-        self._has_new_lines, self._searched = False, None
-        self._read.clear()
-        self._known.clear()
+        self._has_new_lines, self._read_ns, self._searched = False, None, None
 
     @property
     def has_returned_node(self) -> bool:
         """Whether one of the absent nodes answers again."""
-        return bool(self._answering.intersection(self.absent))
+        return not self._absent_now.issuperset(self.absent)
 
     def _note(self, page: Page, *, at_end: bool) -> None:
-        """Learn from a page how long the files are and whether a row is new; at_end: the reader follows."""
-        for node, files in page.ends.items():
-            for file, end in files.items():
-                # A file that appears later on a known node is new from its first line.
-                read = self._read.setdefault(file, 0 if node in self._known else None)
-                if end is not None:
-                    self._ends[file] = end
-                    self._read[file] = end if at_end or read is None else min(read, end)
-        self._answering = set(page.ends)
-        self._known |= self._answering
+        """Learn from a page which nodes answer and whether a row is new; at_end: the reader follows."""
+        self._absent_now = frozenset(page.absent)
         if page.until_ns is not None and (at_end or self._searched is None):
             self._searched = (page.until_ns, page.clocks)
-        read_to = ((row, self._read.get((row.generation, row.rank, row.stream))) for row in page.rows)
-        is_new = any(read is not None and row.line >= read for row, read in read_to)
-        # With a filter, each page begins where the one before ended.
-        was_new = self._has_new_lines and bool(self.selection.filter)
-        self._has_new_lines = not at_end and (is_new or was_new)
-
-    def _measure(self, before: int, between: int, behind: int) -> None:
-        """Store how many lines, shown or not, lie before, in and after the loaded range."""
-        # Lines of a record may have arrived after the last time; they have been read as well.
-        self.passed = len(self._order)
-        self.looked_at = max(self.passed, between)
-        share = (self.count - self._offset) / max(1, self.looked_at)
-        self._beyond = round(before * share), round(behind * share)
+        newest_ns = page.rows[-1].t_ns if page.rows else 0
+        if at_end or self._read_ns is None:
+            self._read_ns = max(newest_ns, self._read_ns or 0)
+        self._has_new_lines = not at_end and (newest_ns > self._read_ns + SAME_NS or self._has_new_lines)
 
     async def _refresh_filtered(self, rows: int, following: Callable[[], bool]) -> None:
         """Read what arrived since the last refresh, and nothing twice: rows that pass may be far back."""
@@ -196,8 +164,7 @@ class MergedFeed(Feed):
         if self.clocks is None or self.detached or moved or until_ns is None:
             await self._replace_by_end(count, None, following)
             return
-        page = await self._fetch(count, self.clocks, after_ns=until_ns, counted=self._span())
-        self._measure(page.before, page.counted, page.behind)
+        page = await self._fetch(count, self.clocks, after_ns=until_ns)
         fresh = self._update(page.rows, all_times=True)
         if not following():
             # These rows are read again later.
@@ -211,34 +178,33 @@ class MergedFeed(Feed):
             self._note(page, at_end=True)
 
     async def _replace_by_end(self, count: int, clocks: Clocks | None, following: Callable[[], bool]) -> None:
-        page = await self._fetch(count, clocks, counted=EVER)
+        page = await self._fetch(count, clocks)
         self._note(page, at_end=following())
         if following() or not self._order:
             self._replace(page)
 
     async def _search_new_lines(self, rows: int) -> None:
-        """Search whether a new line passes the filter, and count the lines of the loaded range."""
+        """Search whether a new line passes the filter."""
         if self._searched is None:
             is_first = self.clocks is None
-            page = await self._fetch(max(PAGE, rows) if is_first else 1, self.clocks, counted=EVER)
+            page = await self._fetch(max(PAGE, rows) if is_first else 1, self.clocks)
             self._note(page, at_end=False)
             if is_first:
                 self._replace(page)
         if self._searched is not None:
             searched = until_ns, clocks = self._searched
-            page = await self._fetch(max(PAGE, rows), clocks, after_ns=until_ns, counted=self._span())
+            page = await self._fetch(max(PAGE, rows), clocks, after_ns=until_ns)
             if self._searched is not searched:
                 # The reader has been at the end meanwhile.
                 return
             self._searched = page.until_ns or until_ns, clocks
             self._note(page, at_end=False)
-            self._measure(page.before, page.counted, page.behind)
             self.detached = bool(self._update(page.rows, all_times=True)) or self.detached
 
     async def seek(self, jump: Jump, rows: int) -> int:
         """Load the rows around the target; return the index of the line, or of the first one at that time."""
-        t_ns, key, pages, clocks = jump
-        await (self.show_around(t_ns, rows, pages, clocks) if t_ns else self.show_begin(rows))
+        t_ns, key, clocks = jump
+        await (self.show_around(t_ns, rows, clocks) if t_ns else self.show_begin(rows))
         index = self.index_of(key) if key is not None else None
         if index is not None:
             return index
@@ -247,31 +213,25 @@ class MergedFeed(Feed):
 
     async def show_begin(self, rows: int) -> None:
         """Replace the loaded rows by the oldest ones."""
-        page = await self._fetch(max(rows, PAGE), self._steady(), after_ns=0, counted=EVER)
+        page = await self._fetch(max(rows, PAGE), self._steady(), after_ns=0)
         self._replace(page, at_start=True)
-        if not self.selection.filter:
-            self._measure(0, len(page.rows), page.counted - len(page.rows))
 
-    async def show_around(
-        self, t_ns: int, rows: int, pages: tuple[Page, Page] | None = None, clocks: Clocks | None = None
-    ) -> None:
+    async def show_around(self, t_ns: int, rows: int, clocks: Clocks | None = None) -> None:
         """Replace the loaded rows by those around a time, a third of them before it: one screen and no more.
 
-        An idle link carries about 14 kB at once; each doubling takes a round trip. pages: those rows, if they are
-        known. clocks: the offsets with which the time was computed, as lines of a burst are nanoseconds apart.
+        An idle link carries about 14 kB at once; each doubling takes a round trip. clocks: the offsets with which the
+        time was computed, as lines of a burst are nanoseconds apart.
         """
         clocks = clocks or self._steady() or Clocks(self._source)
-        before, after = pages or await asyncio.gather(
+        before, after = await asyncio.gather(
             self._fetch(rows // 3 + 1, clocks, before_ns=t_ns),
-            self._fetch(rows, clocks, after_ns=t_ns, counted=(t_ns, LATEST_NS)),
+            self._fetch(rows, clocks, after_ns=t_ns),
         )
         absent = sorted({*before.absent, *after.absent})
         # The last row of each file before that time may be included, from before the loaded range.
         later = [row for row in after.rows if row.t_ns >= t_ns]
         both = after._replace(rows=before.rows + later, absent=absent, since_ns=before.since_ns)
         self._replace(both, at_start=not before.more)
-        if not (self.selection.filter or pages):
-            self._measure(after.before - len(before.rows), len(both.rows), after.counted - len(later))
         end = time.monotonic() + NEAR_S
         while not self._order and not self.is_whole and time.monotonic() < end:
             # No row near that time passes the filter.
@@ -328,12 +288,6 @@ class MergedFeed(Feed):
         if self.selection.filter and self._until_ns is not None:
             return self._until_ns
         return self._edge(-1) if self._order else 0
-
-    def _span(self) -> tuple[int, int]:
-        """Return the times between which all rows are loaded."""
-        if self.selection.filter:
-            return self._since_ns, self._until_ns or self._since_ns
-        return (self._edge(0), self._edge(-1) + 1) if self._order else EVER
 
     def _edge(self, number: int) -> int:
         return self._rows[self._order[number]].t_ns
@@ -413,5 +367,5 @@ class MergedFeed(Feed):
         self._at_start = not page.more if at_start is None else at_start
         self.detached, self._is_far = page.more if at_start is not None else False, False
         self.absent, self.clocks = tuple(page.absent), page.clocks
-        self._since_ns, self.passed, self.looked_at, self.shifted = page.since_ns, 0, 0, 0
+        self._since_ns, self.shifted = page.since_ns, 0
         self._until_ns = page.until_ns

@@ -18,7 +18,6 @@ from supervisor.tui.logs.feeds import Jump
 from supervisor.tui.widgets.lines import LineView
 
 if TYPE_CHECKING:
-    from supervisor.logs.merge import Page
     from supervisor.logs.rows import Clocks
     from supervisor.tui.logs.feeds import Feed
     from supervisor.tui.logs.row import LineKey, LogRow
@@ -205,17 +204,12 @@ class FeedView(WrappedView):
             return True
         return not self.follow and self.feed is not None and self.feed.count > 0 and not self.rows_here()
 
-    def jump_to_key(
-        self, t_ns: int, key: LineKey | None, pages: tuple[Page, Page] | None = None, clocks: Clocks | None = None
-    ) -> None:
-        """Show a line, or the first line at a time, and load the lines around it.
-
-        pages: the rows around it, if they are known; clocks: the offsets with which its time was computed.
-        """
+    def jump_to_key(self, t_ns: int, key: LineKey | None, clocks: Clocks | None = None) -> None:
+        """Show a line, or the first line at a time by these clock offsets, and load the lines around it."""
         index = self.feed.index_of(key) if self.feed is not None and key is not None else None
         # A merged feed replaces its rows by those of a pending jump.
         if index is None or (self._jump is not None and self.feed is not None and self.feed.file is None):
-            self._go(Jump(t_ns, key, pages, clocks))
+            self._go(Jump(t_ns, key, clocks))
         else:
             self.jump(index, key)
 
@@ -252,9 +246,8 @@ class FeedView(WrappedView):
         return [row for row in rows if row is not None]
 
     def _extent(self) -> tuple[int, int, int]:
-        above, below = self.feed.beyond if self.feed is not None else (0, 0)
-        top, last, total = super()._extent()
-        return above + top, above + last + below, above + total + below
+        # Of a merged log that is not loaded as a whole, nobody knows how many lines it has: it has no scroll bar.
+        return (0, 0, 0) if self.feed is not None and not self.feed.is_whole else super()._extent()
 
     # --- moving
 

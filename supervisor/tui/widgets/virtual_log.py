@@ -84,9 +84,7 @@ class VirtualLog(FeedView):
         feed = self.feed
         if self.held or feed is None or not feed.selection.filter:
             return self.waiting_text
-        if not feed.is_whole or feed.clocks is None:
-            return LOOKING
-        return NONE_PASSES if feed.looked_at > 0 else self.waiting_text
+        return NONE_PASSES if feed.is_whole and feed.clocks is not None else LOOKING
 
     def rows_of(self, index: int) -> list[tuple[Row, str]]:
         """Return one line, wrapped behind its time and source."""

@@ -23,7 +23,6 @@ from supervisor.logs.files import read_rest
 from supervisor.tui import terminal
 from supervisor.tui.dialogs.base import TextDialog
 from supervisor.tui.logs import ansi
-from supervisor.tui.logs.merged import LATEST_NS
 from supervisor.tui.rows.spans import clean, wrap
 from supervisor.wording import values
 from supervisor.wording.values import cut_text
@@ -90,28 +89,23 @@ class Export:
         self._only = only
         """The only stream that is exported; None: all."""
         self._form = form
-        self._share = 0.0
 
     def progress_text(self) -> str:
         """Return the progress in words."""
-        return f"{self._share:.0%} saved, {count(self.lines, 'line')}"
+        return f"{count(self.lines, 'line')} saved"
 
     async def write(self, file: IO[bytes]) -> None:
         """Write all lines; raises SupervisorError, WireError, TimeoutError, OSError."""
-        # The progress is measured in lines, not in time: most lines may have arrived in one moment.
-        newest = await self._page(count=1, counted=(0, LATEST_NS))
+        newest = await self._page(count=1)
         until_ns = max(newest.rows[-1].t_ns if newest.rows else 0, newest.until_ns or 0)
         after_ns = 0
         while after_ns <= until_ns:
-            page = await self._page(ROWS, clocks=newest.clocks, after_ns=after_ns, counted=(0, after_ns))
+            page = await self._page(ROWS, clocks=newest.clocks, after_ns=after_ns)
             rows = [row for row in page.rows if after_ns <= row.t_ns <= until_ns and self._only in (None, row.stream)]
             # With a filter a page may be empty, and the search has still advanced.
             asked_ns, after_ns = after_ns, max(page.rows[-1].t_ns + 1 if page.rows else 0, page.until_ns or 0)
             if page.more and after_ns <= asked_ns:
                 raise RequestFailed("a node is still indexing files that are older than its agent", "try again")
-            # Nodes may connect and disconnect meanwhile.
-            share = min(1.0, (page.counted + len(rows)) / max(1, newest.counted))
-            self._share = max(self._share, share)
             await self._put(file, rows)
             if not page.more:
                 return

@@ -1,7 +1,7 @@
 """The filter of a log: patterns to keep, patterns to drop, a level.
 
 In: what the user types. Out: the log with the records that pass, at the line that was read; the filter above it:
-`+loss  -DEBUG  ≥warn  (1,204 of 88,112)`.
+`+loss  -DEBUG  ≥warn`.
 
 **A filter keeps the position: if it drops the line that is read, the neighbour of that line takes its place.**
 """
@@ -20,7 +20,6 @@ from supervisor.tui.logs.merged import LATEST_NS
 from supervisor.tui.rows.spans import clean
 
 if TYPE_CHECKING:
-    from supervisor.tui.logs.feeds import Feed
     from supervisor.tui.screens.logs.search import LogSearch
     from supervisor.tui.screens.logs.shown import ShownLog
     from supervisor.tui.shell import Shell
@@ -34,23 +33,12 @@ class Chips(Static):
         super().__init__(markup=False, id=id)
         self.display = False
 
-    def show(self, chosen: RecordFilter, feed: Feed | None, *, ascii_only: bool) -> None:
-        """Show the parts of the filter, and how many of the lines that were read pass."""
+    def show(self, chosen: RecordFilter, *, ascii_only: bool) -> None:
+        """Show the parts of the filter."""
         self.display = bool(chosen)
         level = [f"{'>=' if ascii_only else '≥'}{chosen.level}"] if chosen.level else []
         patterns = [*(f"+{text}" for text in chosen.include), *(f"-{text}" for text in chosen.exclude)]
-        # Each page of the log updates this one line; a layout, which it never needs, would cost more than the line.
-        self.update("  ".join([*map(clean, patterns), *level, *_counts(feed)]), layout=False)
-
-
-def _counts(feed: Feed | None) -> list[str]:
-    if feed is None or not feed.looked_at:
-        return []
-    if feed.is_whole:
-        return [f"({feed.passed:,} of {feed.looked_at:,})"]
-    if feed.detached:
-        return [f"({feed.passed:,} of {feed.looked_at:,} nearby)"]
-    return [f"({feed.passed:,} of the last {feed.looked_at:,})"]
+        self.update("  ".join([*map(clean, patterns), *level]), layout=False)
 
 
 HINT: Final = "text or regular expression"

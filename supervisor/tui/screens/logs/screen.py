@@ -116,11 +116,10 @@ class LogsScreen(LiveScreen):
     @on(VirtualLog.Changed)
     def _changed(self) -> None:
         self.search.take_steps()
-        self._show_filter()
         self._show_title()
 
     def _show_filter(self) -> None:
-        self.query_one(Chips).show(self.shown.filter, self.view.feed, ascii_only=self.view.glyphs.ascii)
+        self.query_one(Chips).show(self.shown.filter, ascii_only=self.view.glyphs.ascii)
 
     def _show_title(self) -> None:
         view = self.view

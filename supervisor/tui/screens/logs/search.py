@@ -149,13 +149,12 @@ class LogSearch:
             finder = self._finder(text, level, name, feed.clocks)
         except ValueError as error:
             return str(error)
-        is_plain = feed.file is None and not feed.is_folded and not feed.selection.filter
-        self._begin(finder, direction, self._view.body_height if is_plain else 0, self._shown.time_read())
+        self._begin(finder, direction, self._shown.time_read())
         return ""
 
     def repeat(self, finder: Finder, near_ns: int | None, clocks: Clocks | None) -> None:
         """Search for the same in the log that is shown now, without a jump."""
-        self._begin(self._finder(finder.text, finder.level, finder.name, clocks), 0, 0, near_ns)
+        self._begin(self._finder(finder.text, finder.level, finder.name, clocks), 0, near_ns)
 
     def _finder(self, text: str, level: str | None, name: str, clocks: Clocks | None) -> Finder:
         feed = self._view.feed
@@ -163,10 +162,10 @@ class LogSearch:
         only = feed.file[2] if feed.file is not None else None
         return Finder(self._shell.source, feed.selection, text, level, only, name, clocks)
 
-    def _begin(self, finder: Finder, direction: int, around: int, near_ns: int | None) -> None:
+    def _begin(self, finder: Finder, direction: int, near_ns: int | None) -> None:
         self.finder, self._steps = finder, ()
         self._view.pattern = finder.pattern
-        work = functools.partial(finder.run, lambda: self._found(finder, direction), around, near_ns)
+        work = functools.partial(finder.run, lambda: self._found(finder, direction), near_ns)
         # A coroutine object instead of a function would never be awaited if the next search cancelled the worker.
         self._view.run_worker(work, group="find", exclusive=True)  # type: ignore[arg-type]
         self._show_title()
@@ -229,7 +228,7 @@ class LogSearch:
 
     def _go_to_hit(self, finder: Finder, hit: Hit) -> None:
         t_ns, key = hit
-        self._view.jump_to_key(t_ns, key, finder.pages(key), finder.clocks)
+        self._view.jump_to_key(t_ns, key, finder.clocks)
         self._show_title()
 
     # --- a time, a line number
