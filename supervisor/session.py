@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from remote_agent.wire.events import EventType
 from supervisor import history, known
-from supervisor.control import heal, promotion, requests, resync
+from supervisor.control import heal, promotion, requests
 from supervisor.errors import LaunchFailed, SupervisorError
 from supervisor.link import jobs
 from supervisor.link.hub import Hub
@@ -144,9 +144,12 @@ class Session(Hub):
         """
         return await requests.request(self, verb, args)
 
-    async def edited(self) -> EditedTree:
-        """Return what has been edited in the work tree here, and which tree the group runs from."""
-        return await resync.look(self)
+    async def edited(self, *, to_restart: bool = False) -> EditedTree:
+        """Return what has been edited in the work tree here, and which tree the group runs from.
+
+        `to_restart`: agents that have all died are restarted first.
+        """
+        return await requests.edited(self, to_restart=to_restart)
 
     async def shell(
         self,

@@ -71,6 +71,8 @@ def _continues(turn: Turn, incident: Incident) -> bool:
 
 def _close(turn: Turn) -> None:
     """Note that the members run no ranks any more, and whether the group had come further than earlier ones."""
+    # Nobody reports the ranks of an agent that came back without them.
+    turn.set(ranks=turn.state.with_killed().ranks)
     if not _came_early(turn.state):
         turn.set(fingerprint=None, suspects=())
     for name in turn.state.members:

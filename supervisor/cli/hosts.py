@@ -72,9 +72,12 @@ def run_check(verb: str, argv: Sequence[str]) -> int:
     if job is not None:
         raise UsageError(f"check takes no JOB: {job}", f"supervisor status {job}")
     inventory = load_inventory(hosts, options)
+    from supervisor.launch.specs import check_workdir
     from supervisor.preflight.oddities import findings, matrix
     from supervisor.preflight.probe import preflight
 
+    if inventory.path is not None and inventory.job.sync:
+        check_workdir(inventory)
     report = (lambda text: None) if options.json else say
     if named := source_words(hosts, options):
         report(f"hosts: {fold([host.name for host in inventory.hosts])} ({named})")

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 # The script may use its whole grace period to save, and torch needs time to start, seconds.
 DEADLINE = 600.0
+# A group that has too few nodes for longer than this is worth a line, seconds.
+PATIENCE = 2.0
 
 
 def run(verb: str, argv: Sequence[str]) -> int:
@@ -118,7 +120,7 @@ async def _restart_from(session: Session, action: Action, tree: str, options: ar
     """Restart from another work tree and say what changed in it; returns the exit code."""
     args: Args = {"partial": options.partial}
     if tree == "sync":
-        edited = await session.edited()
+        edited = await session.edited(to_restart=True)
         change = edited["change"]
         if change is not None:
             say(f"files of {edited['place']}\nwork tree {change['digest'][:8]}: {tree_change(change)}")
@@ -241,12 +243,13 @@ def is_success(verb: str, kind: str) -> bool:
 
 async def await_outcome(session: Session, op: str, answer: RequestReply) -> JournalEvent:
     """Return the event that ends a request; raises RequestFailed if there is none within DEADLINE."""
-    end, has_said = time.monotonic() + DEADLINE, False
+    began, has_said = time.monotonic(), False
+    end = began + DEADLINE
     while time.monotonic() < end:
         version = session.version
         # A group that runs with fewer nodes than it could have has this condition, too, but another state.
         is_short = session.state == condition_of(session.status) == Condition.DEGRADED
-        if op == "restart" and is_short and not has_said:
+        if op in ("restart", "add") and is_short and not has_said and time.monotonic() > began + PATIENCE:
             has_said = True
             say(f"{next_step(session.status)}\nthe group starts then; Ctrl-C ends the waiting, not the request")
         outcome = find_outcome(session.events, op, int(answer["seq"]), answer.get("generation"))

@@ -33,6 +33,9 @@ RESTART_WINDOW = 600.0
 # An agent that was not found counts as dead after this many seconds: the job may just have ended.
 SETTLE = 1.5
 INTERVAL = 1.0
+# If all agents have died, a request waits this long for those of the hosts in reach; between two looks, seconds.
+REVIVAL_DEADLINE = 12.0
+REVIVAL_PAUSE = 0.3
 IDENTITY_DEADLINE = 5.0
 STATUS_DEADLINE = 30.0
 # A link without an agent looks for one again after this many seconds.
@@ -186,7 +189,20 @@ class Healer:
         await promotion.promote_if_orphaned(self._hub)
         return True
 
-    def has_lost(self) -> bool:
+    async def revive_all(self) -> bool:
+        """If no agent of the job is alive, restart those of all hosts in reach; returns whether any had died.
+
+        The first one that is back would continue without the others.
+        """
+        hub, found = self._hub, False
+        end = time.monotonic() + REVIVAL_DEADLINE
+        all_dead = not hub.opened_links(live=True)
+        while all_dead and self._has_lost() and time.monotonic() < end:
+            found |= await self.revive(end)
+            await hub.wait_change(REVIVAL_PAUSE)
+        return found
+
+    def _has_lost(self) -> bool:
         """Tell whether a host in reach has no agent of a node that takes part in the job."""
         lost = {link.view.name for link in self._hub.opened_links(live=False)}
         return bool(lost & self._taking_part(*OUT_OF_GROUPS))

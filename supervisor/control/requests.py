@@ -25,7 +25,7 @@ from supervisor.ssh.forward import Forward
 if TYPE_CHECKING:
     from remote_agent.wire import NodeSpec
     from remote_agent.wire.answers import ChildStack, JobStacks, RankStacks
-    from remote_agent.wire.documents import ReplyEntry, RequestReply, Status
+    from remote_agent.wire.documents import EditedTree, ReplyEntry, RequestReply, Status
     from supervisor.link.host_link import HostLink
     from supervisor.link.hub import Hub
     from supervisor.ssh.forward import Reader, Writer
@@ -38,8 +38,6 @@ REQUEST_DEADLINE = 60.0
 # One agent may take this long to pass a request on and to answer, and all of them together this long, seconds.
 ASK_DEADLINE = 12.0
 VERB_DEADLINE = 25.0
-# If all agents of a job have died, a request waits this long for those of the hosts in reach, seconds.
-REVIVAL_DEADLINE = 12.0
 # The pause between two tries while the coordinator moves to another node, seconds.
 MOVING_PAUSE = 0.3
 WITHOUT_COORDINATOR = ("moved", "no_coordinator", "not_coordinator")
@@ -62,12 +60,22 @@ async def request(hub: Hub, verb: str, args: Args) -> RequestReply:
     return await (handler(hub, verb, args) if handler is not None else _ask_coordinator(hub, verb, args))
 
 
+async def edited(hub: Hub, *, to_restart: bool) -> EditedTree:
+    """Return what has been edited (see resync.look); `to_restart`: if all agents have died, restart them first."""
+    if to_restart and hub.attach is None:
+        await hub.until_current()
+        await heal.Healer(hub).revive_all()
+    return await resync.look(hub)
+
+
 async def _promote(hub: Hub, verb: str, args: Args) -> RequestReply:
     return await promotion.promote(hub, args.get("node"))
 
 
 async def _resync(hub: Hub, verb: str, args: Args) -> RequestReply:
     """Bring all nodes another work tree, then restart the group from it; restart nothing if a node lacks the tree."""
+    if hub.attach is None:
+        await heal.Healer(hub).revive_all()
     restart, nodes = await resync.spread(hub, verb, args)
     if not restart:
         none: RequestReply = {
@@ -256,18 +264,9 @@ async def _ask_coordinator(hub: Hub, op: str, args: Args, latest: float = math.i
     end, has_said = min(latest, time.monotonic() + VERB_DEADLINE), False
     # An operator who is attached has one already.
     healer = heal.Healer(hub) if hub.attach is None else None
-
-    async def revive() -> None:
-        """Restart dead agents. Their group restarts with them, so the request is valid in that generation, too."""
-        if healer is not None and await healer.revive(end) and protects:
-            args["if_generation"] = None
-
-    if healer is not None and not hub.opened_links(live=True):
-        # The first one that is back would go on without the others.
-        until = time.monotonic() + REVIVAL_DEADLINE
-        while healer.has_lost() and time.monotonic() < until:
-            await revive()
-            await hub.wait_change(MOVING_PAUSE)
+    # A group restarts with its agents, so the request is valid in that generation, too.
+    if healer is not None and await healer.revive_all() and protects:
+        args["if_generation"] = None
     await _ensure_coordinator(hub, op, args)
     while True:
         try:
@@ -280,8 +279,8 @@ async def _ask_coordinator(hub: Hub, op: str, args: Args, latest: float = math.i
                 has_said = True
                 left = max(0.0, end - time.monotonic())
                 hub.notice(f"{op} waits for a coordinator, up to {left:.0f} s: {refused.message}", "warning")
-            if refused.kind == "no_coordinator":
-                await revive()
+            if refused.kind == "no_coordinator" and healer is not None and await healer.revive(end) and protects:
+                args["if_generation"] = None
         await hub.wait_change(MOVING_PAUSE)
 
 

@@ -78,8 +78,8 @@ def make_plan(inventory: Inventory, options: UpOptions, cwd: Path) -> LaunchPlan
         raise UsageError(f"--standalone means this machine alone, and {inventory.path} names hosts", "leave one out")
     defaults = inventory.job
     syncs = inventory.path is not None and defaults.sync and options.sync
-    if syncs and not os.path.isdir(defaults.workdir):
-        raise UsageError(f"{inventory.path}: [job].workdir: {defaults.workdir}: there is no such directory")
+    if syncs:
+        check_workdir(inventory)
     script = locate_script(options, defaults.workdir, cwd, syncs=syncs, local=inventory.path is None)
     strangers = options.rendezvous is not None
     hosts, min_nodes, max_nodes = choose_hosts(inventory, options.nnodes, strangers=strangers)
@@ -103,6 +103,13 @@ def make_plan(inventory: Inventory, options: UpOptions, cwd: Path) -> LaunchPlan
         **_settings(defaults, options),
     )
     return LaunchPlan(spec, tuple(host.name for host in hosts), shares_tree=options.force)
+
+
+def check_workdir(inventory: Inventory) -> None:
+    """Raise UsageError if the directory that is to be copied to the nodes does not exist."""
+    if not os.path.isdir(inventory.job.workdir):
+        text = f"{inventory.path}: [job].workdir: {inventory.job.workdir}: there is no such directory"
+        raise UsageError(text, "name the directory of the script; relative paths begin at the inventory's directory")
 
 
 def _tree_names(workdir: Path, script: str, job: str) -> tuple[str, str]:

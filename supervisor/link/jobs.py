@@ -52,17 +52,17 @@ def _age(entry: ListedJob | JobRow) -> tuple[int, bool, int]:
 
 
 def choose_job(answers: Mapping[str, Sequence[ListedJob]], *, live_only: bool) -> str:
-    """Return the one live job, else the newest.
+    """Return the one live job, else the newest; a job that has not ended is live, too, if no job has an agent.
 
     `live_only`: raises UsageError where several are live, RequestFailed where all are over. Unreachable: none is known.
     """
     rows = group_jobs(answers)
-    live = [row for row in rows if row["live"]]
+    live = [row for row in rows if row["live"]] or [row for row in rows if row["state"] not in ENDED_STATES]
     if len(live) == 1:
         return live[0]["job"]
     if live_only and live:
         names = " ".join(row["job"] for row in live)
-        raise UsageError(f"{len(live)} jobs are live here: {names}", "name the one you mean")
+        raise UsageError(f"{len(live)} jobs have not ended here: {names}", "name the one you mean")
     if not rows:
         raise Unreachable("no jobs on these hosts", "`supervisor up` starts one")
     if live_only:

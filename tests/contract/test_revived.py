@@ -51,4 +51,15 @@ def test_all_agents_are_dead_and_restart_carries_out_what_it_says(pair: Cluster,
         finally:
             waiting.kill()
             waiting.wait()
-        assert job.run("stop").returncode == 0
+        kill_agents(pair, "n1", "n2")
+        (job.work / "new.py").write_text("")
+        # Without the job's name: a job that has not ended is meant, although no agent of it is alive.
+        job.name = []
+        synced = job.run("restart", "--sync")
+        assert synced.returncode == 0, synced.stderr.decode()
+        assert "1 file, 0 B: new.py" in synced.stderr.decode()
+        ranks = [rank["state"] for node in job.ask("status")["nodes"] for rank in node["ranks"]]
+        assert ranks == ["running", "running"]
+        kill_agents(pair, "n1", "n2")
+        stopped = job.run("stop")
+        assert stopped.returncode == 0, stopped.stderr.decode()

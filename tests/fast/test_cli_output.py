@@ -164,8 +164,16 @@ def test_readers_take_the_newest_where_it_is_unclear() -> None:
     assert choose_job({"n1": [entry("a", 1), entry("b", 2)]}, live_only=False) == "b"
     both = {"n1": [entry("a", 1, live=True), entry("b", 2, live=True), entry("c", 3)]}
     assert choose_job(both, live_only=False) == "b"
-    with pytest.raises(UsageError, match="2 jobs are live here: b a"):
+    with pytest.raises(UsageError, match="2 jobs have not ended here: b a"):
         choose_job(both, live_only=True)
+
+
+def test_a_job_whose_agents_have_all_died_is_meant_by_those_who_change_it() -> None:
+    """Their request brings the agents back."""
+    ended = entry("b", 2, state="succeeded")
+    assert choose_job({"n1": [entry("a", 1), ended]}, live_only=True) == "a"
+    with pytest.raises(UsageError, match="2 jobs have not ended here: c a"):
+        choose_job({"n1": [entry("a", 1), ended, entry("c", 3)]}, live_only=True)
 
 
 def test_no_job_to_choose() -> None:

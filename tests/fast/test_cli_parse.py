@@ -311,6 +311,13 @@ def test_every_command_says_that_it_is_about_this_machine(
     assert first == "supervisor: hosts: this machine only; hosts.toml here is not used unless you name it"
 
 
+def test_check_refuses_a_workdir_that_up_would_refuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    inventory = tmp_path / "hosts.toml"
+    inventory.write_text(f'[job]\nworkdir = "gone"\n{HOSTS_TOML}')
+    assert main(["check", str(inventory)]) == 2
+    assert f"[job].workdir: {tmp_path}/gone: there is no such directory" in capsys.readouterr().err
+
+
 # What `supervisor VERB --help` says of its options, and what `up` says of torchrun's.
 
 

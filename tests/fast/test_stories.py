@@ -298,6 +298,8 @@ def _state_lines(world: World) -> list[str]:
     workers = [machine.name for machine in world.machines.values() if machine.running is not None]
     lines = [f"= {phase}, generation {state.generation}, restarts {state.restarts}: {', '.join(nodes)}"]
     lines.append(f"= workers run on {' '.join(workers) or 'no node'}")
+    alive = [rank for rank, assigned in state.ranks.items() if assigned.state in ("starting", "running")]
+    lines += [f"= ranks {ranges(alive)} are shown alive in no group"] if alive and state.phase == s.FORMING else []
     if found["tree"]:
         used = {machine.tree for machine in world.machines.values() if machine.running is not None}
         lines.append(

@@ -283,7 +283,7 @@ class Finder:
         if self.current < 0:
             return f"{many} found"
         column = self._columns.get(self.hits[self.current][1])
-        where = f", column {column + 1:,} of its line" if column is not None else ""
+        where = f", column {column + 1:,}" if column is not None else ""
         return f"hit {self.current + 1:,} of {many}{where}"
 
     def _many(self) -> str:
