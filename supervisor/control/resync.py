@@ -20,7 +20,7 @@ from supervisor.ssh.sync import manifest, push_tree
 
 if TYPE_CHECKING:
     from remote_agent.wire.answers import TreeDifferences
-    from remote_agent.wire.documents import EditedTree, ReplyEntry, Status, TreeStatus, TreeSummary
+    from remote_agent.wire.documents import EditedTree, NodeStatus, ReplyEntry, Status, TreeStatus, TreeSummary
     from supervisor.link.host_link import HostLink
     from supervisor.link.hub import Hub
     from supervisor.ssh.scan import Tree
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 # This many nodes are synced at once: they share one uplink.
 LIMIT = 64
 ASK_DEADLINE = 60.0
-# Nodes in these states may take part in the next group.
+# Nodes in these states may take part in the next group; in those, if an agent of theirs is alive.
 TAKING_PART = ("running", "ready", "spare")
+RETURNING = ("lost", "connecting")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +88,7 @@ async def spread(hub: Hub, verb: str, args: Args) -> tuple[Args, dict[str, Reply
             text = f"no file of {hub.inventory.job.workdir} has changed: the group already runs from this work tree"
             raise RequestFailed(text, "to start the group from it again: supervisor restart", "done")
         change = await _compare(hub, tree)
-    names = [str(one["name"]) for one in hub.status.get("nodes", ()) if one.get("state") in TAKING_PART]
+    names = [str(one["name"]) for one in hub.status.get("nodes", ()) if _may_take_part(hub, one)]
     keep = [str(one["digest"]) for one in (known, previous) if one]
     await hub.settle(nodes=names)
     entries = await _each(hub, names, known["name"], change.digest, tree, keep)
@@ -97,6 +98,12 @@ async def spread(hub: Hub, verb: str, args: Args) -> tuple[Args, dict[str, Reply
     # The restart is valid in any generation: new files may end a series of failures. Repeating it changes nothing.
     restart = {"tree": change.digest, "change": change.summary(), "without": failed, "if_generation": None}
     return {**restart, "operator": args["operator"]}, entries
+
+
+def _may_take_part(hub: Hub, node: NodeStatus) -> bool:
+    """Tell whether a node may be in the next group: it is ready, or its agent is back and will be soon."""
+    link, state = hub.links.get(str(node["name"])), node.get("state")
+    return state in TAKING_PART or (state in RETURNING and link is not None and link.opened and bool(link.view.live))
 
 
 async def ensure(hub: Hub, link: HostLink, spec: JobSpec) -> None:
