@@ -182,13 +182,12 @@ class Healer:
         `end`: until when, as time.monotonic(). Returns whether any had died.
         """
         self._restart_lost()
-        had_died = bool(self._restarting)
-        if had_died:
-            await asyncio.wait(self._restarting.values(), timeout=max(0.0, end - time.monotonic()))
-        # Those that are back may not have been connected when the others heard of each other.
+        if not self._restarting:
+            return False
+        await asyncio.wait(self._restarting.values(), timeout=max(0.0, end - time.monotonic()))
         await self._exchange()
         await promotion.promote_if_orphaned(self._hub)
-        return had_died
+        return True
 
     async def revive_all(self) -> bool:
         """If no agent of the job is alive, restart those of all hosts in reach; returns whether any had died.
