@@ -9,12 +9,14 @@ tracebacks and warnings pass through it as well. Only Textual draws past it, on 
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 import contextlib
 import io
 import os
 import re
 import sys
+import termios
 from collections.abc import Callable, Iterable, Iterator
 from typing import IO, TYPE_CHECKING, Any, TextIO, cast
 
@@ -178,6 +180,65 @@ def progress_bar(what: str, size: int) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=Console(file=_own(sys.stderr)), transient=True) as bar:
         task = bar.add_task("", total=size)
         yield lambda count: bar.advance(task, count)
+
+
+# --- questions
+
+
+def _open_terminal() -> int | None:
+    """Return the terminal of this process, None if it has none or is in the background."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with contextlib.suppress(OSError):
+        if os.tcgetpgrp(terminal) == os.getpgrp():
+            return terminal
+    os.close(terminal)
+    return None
+
+
+def has_terminal() -> bool:
+    """Return whether a user can be asked on the terminal of this process."""
+    terminal = _open_terminal()
+    if terminal is None:
+        return False
+    os.close(terminal)
+    return True
+
+
+async def ask_on_terminal(text: str, *, visible: bool, answered: bool = True) -> str | None:
+    """Print a question on the terminal, and return the line that is typed; None at its end, and without a terminal.
+
+    `visible`: show what is typed. `answered`: False for a text that stays until this is cancelled.
+    """
+    terminal = _open_terminal()
+    if terminal is None:
+        return None
+    loop = asyncio.get_running_loop()
+    typed: asyncio.Future[bytes] = loop.create_future()
+
+    def take() -> None:
+        if not typed.done():
+            typed.set_result(os.read(terminal, io.DEFAULT_BUFFER_SIZE))
+
+    before = termios.tcgetattr(terminal)
+    try:
+        if not visible:
+            silent = [*before]
+            silent[3] &= ~termios.ECHO
+            termios.tcsetattr(terminal, termios.TCSAFLUSH, silent)
+        os.write(terminal, escape_controls(text).encode(errors="backslashreplace"))
+        if answered:
+            loop.add_reader(terminal, take)
+        line = await typed
+        return line.decode(errors="surrogateescape").rstrip("\r\n") if line else None
+    finally:
+        loop.remove_reader(terminal)
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+        with contextlib.suppress(OSError):
+            os.write(terminal, b"" if visible else b"\n")
+        os.close(terminal)
 
 
 # --- workers' lines

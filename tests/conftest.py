@@ -11,7 +11,10 @@ import gc
 import inspect
 import os
 import secrets
+import shutil
 import signal
+import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from supervisor.inventory import sshconfig
 from tests.cluster.fixtures import hosts_of
 from tests.cluster.leftovers import MARK, below, describe, end, marked
 from tests.flaky import LEFT
@@ -134,14 +138,31 @@ def repository() -> Path:
 
 
 @pytest.fixture
-def ssh_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The operator's home, with an empty ~/.ssh."""
+def ssh_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The operator's home, with an empty ~/.ssh: ssh itself would take it from the user list, not from HOME."""
+    found = shutil.which("ssh")
+    if found is None:
+        pytest.skip("needs the ssh program")
     home = tmp_path / "operator"
     (home / ".ssh").mkdir(parents=True, mode=0o700)
+    run = tempfile.mkdtemp(prefix="run-", dir="/tmp")  # a socket's path is short
+    program = Path(run) / "bin" / "ssh"
+    program.parent.mkdir()
+    program.touch(mode=0o755)
+    config = '-F "$HOME/.ssh/config"'
+    program.write_text(f'#!/bin/sh\n[ -e "$HOME/.ssh/config" ] && set -- {config} "$@"\nexec {found} "$@"\n')
     monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", run)
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     monkeypatch.delenv("SUPERVISOR_HOME", raising=False)
-    return home
+    sshconfig.forget()
+    yield home
+    sshconfig.forget()
+    for path in Path(run).glob("supervisor/*"):
+        if path.is_socket():
+            subprocess.run(["ssh", "-F", "none", "-S", path, "-O", "exit", "node"], capture_output=True, check=False)
+    shutil.rmtree(run)
 
 
 @pytest.fixture

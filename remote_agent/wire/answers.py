@@ -200,6 +200,8 @@ TreeDifferences = TypedDict(
 class CheckedFacts(_Host, ProbeFacts, total=False):
     """What a preflight knows of a node."""
 
+    via: str
+    """How supervisor reaches it, and why not by asyncssh."""
     clock_offset_ms: float
     clock_error_ms: float
 

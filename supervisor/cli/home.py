@@ -105,7 +105,12 @@ class KnownJobs:
         while True:
             try:
                 node = await connect(
-                    host, agent=self._agent, progress=lambda step, text: None, deadline_s=CONNECT_DEADLINE
+                    host,
+                    agent=self._agent,
+                    progress=lambda step, text: None,
+                    deadline_s=CONNECT_DEADLINE,
+                    # The user looks at all jobs, not at this host.
+                    may_ask=False,
                 )
                 try:
                     await self._ask(words, node)

@@ -20,6 +20,7 @@ from supervisor.cli.options import add_json, load_inventory, make_parser, parse,
 from supervisor.cli.output import is_rich, write_json, write_lines, write_table
 from supervisor.errors import RequestFailed, SupervisorError, Unreachable, UsageError, why
 from supervisor.link.jobs import group_jobs
+from supervisor.ssh.openssh import end_logins
 from supervisor.wording.status import job_rows
 
 if TYPE_CHECKING:
@@ -152,6 +153,7 @@ def _clean(inventory: Inventory, job: str | None, *, as_json: bool) -> int:
     answers, failures = asyncio.run(ask_hosts(dataclasses.replace(inventory, hosts=hosts), remove))
     failures |= silent
     _require(answers, failures)
+    asyncio.run(end_logins(inventory.hosts))
     removed = _by_job({host: answer["removed"] for host, answer in answers.items()})
     kept = _by_job({host: answer["kept"] for host, answer in answers.items()})
     known.note(inventory, [row for name, row in rows.items() if name not in removed], complete=not failures)

@@ -1,7 +1,7 @@
 """hosts.toml, or its replacement, as frozen objects.
 
 In: a path, or a document made by `sources`. Out: an `Inventory`, or an InventoryError that names file, key and what to
-write instead. Imports `errors` and `ssh_library`; of the node's side `wire` and `text`.
+write instead. Imports `errors`; of the node's side `wire` and `text`.
 """
 
 from supervisor.inventory.load import build, is_inventory, load, local

@@ -32,7 +32,7 @@ from supervisor.inventory.model import (
     suggest_table,
 )
 from supervisor.inventory.pattern import MAX_NAMES, PatternError, expand
-from supervisor.inventory.sshconfig import SshConfigError, resolve
+from supervisor.inventory.sshconfig import Resolved, SshConfigError, resolve, resolve_all
 from supervisor.inventory.targets import CHECKS, TargetError
 
 if sys.version_info >= (3, 11):
@@ -97,6 +97,7 @@ def build(path: Path, document: Mapping[str, object], directory: Path, lines: Ta
         hosts.extend(_expand_hosts(place, values, (defaults_place, defaults), job))
         if len(hosts) > MAX_NAMES:
             raise place.wrong("name", f"with it the inventory has more than {MAX_NAMES} hosts", "list fewer hosts")
+    hosts = _with_addresses(hosts)
     _refuse_duplicates(path, hosts)
     hooks = tuple(_hooks(path, document, lines))
     return Inventory(path, tuple(host for host, _place in hosts), _job(job_place, job, directory, hosts), hooks)
@@ -239,7 +240,7 @@ def _expand_hosts(
     hosts = []
     for index, name in enumerate(names):
         ssh = targets[index]
-        address = addresses[index] if addresses else _resolve(place, ssh, common.get("user"), common.get("port"))[0]
+        address = addresses[index] if addresses else ""
         host: HostTable = {**common, "name": name, "ssh": ssh, "address": address, "env": dict(env)}
         hosts.append((Host(**host), place))
     return hosts
@@ -284,12 +285,20 @@ def _paired(place: Place, key: str, pattern: str | None, name: str, names: list[
     return [_checked(place, key, one) for one in expanded]
 
 
-def _resolve(place: Place, target: str, user: str | None, port: int | None) -> tuple[str, int]:
+def _with_addresses(hosts: list[tuple[Host, Place]]) -> list[tuple[Host, Place]]:
+    """Return the hosts, those without an address with the one to which ssh connects; raises InventoryError."""
+    resolve_all((host.ssh, host.ssh_options) for host, _place in hosts)
+    return [
+        (host if host.address else dataclasses.replace(host, address=_resolve(place, host).host), place)
+        for host, place in hosts
+    ]
+
+
+def _resolve(place: Place, host: Host) -> Resolved:
     try:
-        resolved = resolve(target, user, port)
+        return resolve(host.ssh, host.ssh_options)
     except SshConfigError as error:
         raise place.wrong("ssh", str(error), error.hint) from error
-    return resolved.host, resolved.port
 
 
 def _refuse_duplicates(path: Path, hosts: list[tuple[Host, Place]]) -> None:
@@ -300,9 +309,10 @@ def _refuse_duplicates(path: Path, hosts: list[tuple[Host, Place]]) -> None:
         if host.name in names:
             raise place.wrong("name", f"two hosts are called {host.name}", "every host needs its own name")
         names[host.name] = place
-        address, port = _resolve(place, host.ssh, host.user, host.port)
+        resolved = _resolve(place, host)
+        address, port = resolved.host, resolved.port
         # Behind different jump hosts the same private address is another machine.
-        door = (_canonical(address), port, host.proxy_jump)
+        door = (_canonical(address), port, resolved.value("proxyjump") or resolved.value("proxycommand"))
         if door in doors:
             raise place.wrong(
                 "ssh",

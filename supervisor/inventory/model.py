@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict, get_type_hints
 from remote_agent.text.names import read_number
 from remote_agent.wire import JobSpec, leases, read_ports
 from supervisor.errors import UsageError
+from supervisor.inventory import sshconfig
 
 if TYPE_CHECKING:
     from remote_agent.wire import Hook
@@ -58,10 +59,17 @@ class Host:
     nproc_per_node: str = "auto"
     spare: bool = False
     env: dict[str, str] = dataclasses.field(default_factory=dict)
-    via: str = "ssh"
-    """ssh, srun (a step of the Slurm allocation of this process), or auto: srun if SSH fails."""
+    via: str = "auto"
+    """asyncssh, openssh (the ssh program), ssh (either), srun (a step of the Slurm allocation of this process), or
+    auto: either, and srun if SSH fails in an allocation."""
     local: bool = False
     """This machine: no SSH."""
+
+    @property
+    def ssh_options(self) -> tuple[str, ...]:
+        """Return what hosts.toml says as options of an ssh command line; raises SshConfigError."""
+        known_hosts = (self.known_hosts,) if self.known_hosts is not None else ()
+        return sshconfig.options_of(self.user, self.port, self.identity_file, known_hosts, self.proxy_jump)
 
 
 Check = Callable[["Place", str, Any], Any]
@@ -368,7 +376,7 @@ class DefaultsTable(TypedDict, total=False):
     python: Annotated[str, line]
     prelude: Annotated[str, text]
     proxy_jump: Annotated[str, line]
-    via: Annotated[str, one_of(("ssh", "srun", "auto"))]
+    via: Annotated[str, one_of(("auto", "asyncssh", "openssh", "ssh", "srun"))]
 
 
 class HostTable(DefaultsTable, total=False):
@@ -407,7 +415,7 @@ EXAMPLES = {
     "keep_warm": '"10m"', "log_bound": '"2G"', "snapshots": '["snapshot.pt", "checkpoints/**"]',
     "snapshots_limit": '"50G"', "user": '"ubuntu"', "port": "22", "identity_file": '"~/.ssh/id_ed25519"',
     "known_hosts": '"~/.ssh/known_hosts"', "python": '"python3"', "prelude": '"module load cuda"',
-    "proxy_jump": '"login.example.org"', "via": '"ssh"', "name": '"gpu1"', "ssh": '"gpu1.example.org"',
+    "proxy_jump": '"login.example.org"', "via": '"openssh"', "name": '"gpu1"', "ssh": '"gpu1.example.org"',
     "address": '"10.0.0.1"', "spare": "false", "on": '["failure", "end"]', "command": '"./notify.sh"',
     "url": '"https://example.org/hook"', "kind": '"slack"', "timeout": "10.0", "retries": "3",
 }  # fmt: skip

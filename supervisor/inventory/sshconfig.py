@@ -1,34 +1,31 @@
-"""Read ~/.ssh/config for one host, with asyncssh's own reader.
+"""What ssh's own configuration means for one host: OpenSSH says it (`ssh -G`), so nothing is read here.
 
-In: an alias, and user and port of hosts.toml. Out: the configuration; host name, port and user, which hold only
-characters that a ProxyCommand may see.
+In: the destination and the options of an ssh command line. Out: every option with its value; host name, port and user.
+Without an ssh program there is no configuration: only hosts.toml and ssh's defaults count.
 """
 
 from __future__ import annotations
 
 import functools
 import getpass
-import os
-from collections.abc import Callable
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import NamedTuple
 
-from supervisor.inventory.targets import TargetError, check_host, check_user
+from supervisor.errors import one_line
+from supervisor.inventory.targets import TargetError, check_host, check_jump, check_user
 
-if TYPE_CHECKING:
-    from supervisor.ssh_library import SSHClientConfig
-
-# ssh has the same limit.
-MAX_INCLUDES = 16
-# These limits hold for all files together, each as often as it is included. Each file and Include takes time, a line
-# the square of its length; anything larger is an accident.
-MAX_BYTES = 1024 * 1024
-MAX_FILES = 1024
-MAX_LINE = 8192
+# `Match exec` may ask a network service.
+DEADLINE_S = 20.0
+# More processes at once than cores: each waits for `Match exec`, or for a name server.
+AT_ONCE = 16
 
 
 class SshConfigError(ValueError):
-    """~/.ssh/config cannot be read or used; the text names file and line, or the key."""
+    """The ssh configuration cannot be used; the text is ssh's own, with file and line, or names the key."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -36,17 +33,22 @@ class SshConfigError(ValueError):
 
 
 class Resolved(NamedTuple):
-    """Host name, port and user of an alias."""
+    """What ssh would do for a destination."""
 
     host: str
     port: int
     user: str
+    options: Mapping[str, tuple[str, ...]]
+    """Each option's values by its name in lower case, as `ssh -G` prints them; empty without an ssh program."""
+
+    def value(self, option: str) -> str:
+        """Return an option's only value, "" if it has none."""
+        return next(iter(self.options.get(option, ())), "")
 
 
-def config_files() -> list[Path]:
-    """Return the configuration files that exist, the user's first."""
-    files = [Path("~/.ssh/config").expanduser(), Path("/etc/ssh/ssh_config")]
-    return [file for file in files if os.access(file, os.R_OK)]
+def program() -> str | None:
+    """Return the path of the OpenSSH client on this machine."""
+    return shutil.which("ssh")
 
 
 def local_user() -> str:
@@ -57,86 +59,114 @@ def local_user() -> str:
         raise SshConfigError("this machine does not know your user name; set USER") from error
 
 
-@functools.cache
-def _reader() -> type[SSHClientConfig]:
-    """Return asyncssh's reader with ssh's limit for Include."""
-    # asyncssh takes a tenth of a second to import, and only those with a configuration file need it here.
-    from supervisor.ssh_library import SSHClientConfig
-
-    class Reader(SSHClientConfig):
-        _opened: tuple[Path, ...] = ()
-        _bytes = _files = 0
-
-        def parse(self, path: Path) -> None:
-            if path.resolve() in self._opened:
-                self._error(f"Include leads back to {path}, which is being read")
-            if len(self._opened) > MAX_INCLUDES:
-                self._error(f"Include {path}: more than {MAX_INCLUDES} files, each included by the one before")
-            data = _read_file(path)
-            self._bytes += len(data)
-            self._files += 1 + data.lower().count(b"include")
-            if self._bytes > MAX_BYTES or self._files > MAX_FILES:
-                most = f"{MAX_BYTES // 1024} KiB or {MAX_FILES} files and Includes"
-                raise SshConfigError(f"{path}: the ssh configuration has more than {most} in total")
-            opened, self._opened = self._opened, (*self._opened, path.resolve())
-            super().parse(path)
-            self._opened = opened
-
-    return Reader
-
-
-def _read_file(path: Path) -> bytes:
-    """Return a file's beginning, more than MAX_BYTES if it has more; raises SshConfigError, OSError."""
-    with open(path, "rb") as file:
-        data = file.read(MAX_BYTES + 1)
-    if b"\0" in data:
-        raise SshConfigError(f"{path} contains a NUL character")
-    long = next((number for number, line in enumerate(data.splitlines(), 1) if len(line) > MAX_LINE), None)
-    if long is not None:
-        raise SshConfigError(f"{path} line {long}: longer than {MAX_LINE} bytes")
-    return data
-
-
-def read_config(alias: str, user: str | None, port: int | None) -> SSHClientConfig:
-    """Return the configuration of an alias; `user` and `port` override the files. Raises SshConfigError."""
-    # The names are checked before anything is read, because `Match exec` and ProxyCommand run commands.
-    _check("ssh", check_host, alias)
+def options_of(
+    user: str | None = None,
+    port: int | None = None,
+    identity_file: Path | None = None,
+    known_hosts: tuple[Path, ...] = (),
+    proxy_jump: str | None = None,
+) -> tuple[str, ...]:
+    """Return the options of an ssh command line for values of hosts.toml; raises SshConfigError."""
+    words: list[str] = []
     if user is not None:
-        _check("user", check_user, user)
-    config = _read(alias, user, port)
-    _check(f"HostName of {alias} in the ssh configuration", check_host, str(config.get("Hostname", alias)))
-    _check(f"User of {alias} in the ssh configuration", check_user, str(config.get("User") or local_user()))
-    return config
+        words += ["-l", _checked("user", check_user, user)]
+    if port is not None:
+        words += ["-p", str(port)]
+    if identity_file is not None:
+        # A server refuses after a few wrong keys, so those of an ssh-agent are not tried before it.
+        words += ["-i", str(identity_file), "-o", "IdentitiesOnly=yes"]
+    if known_hosts:
+        files = " ".join(f'"{file}"' for file in known_hosts)
+        words += ["-o", f"UserKnownHostsFile={files}", "-o", "GlobalKnownHostsFile=none"]
+    if proxy_jump is not None:
+        words += ["-o", f"ProxyJump={_checked('proxy_jump', check_jump, proxy_jump)}"]
+    return tuple(words)
 
 
-def _read(alias: str, user: str | None, port: int | None) -> SSHClientConfig:
-    from supervisor.ssh_library import asyncssh
+def resolve(alias: str, options: tuple[str, ...] = ()) -> Resolved:
+    """Return what ssh would do for a destination with these options; raises SshConfigError.
 
-    # asyncssh reads an empty tuple as "not given".
-    arguments: tuple[Any, ...] = (user if user is not None else (), alias, port if port is not None else ())
+    Each is asked once; `forget` has it asked again.
+    """
+    key = alias, options
+    if key not in _resolved:
+        _resolved[key] = _resolve(alias, options)
+    return _resolved[key]
+
+
+def resolve_all(destinations: Iterable[tuple[str, tuple[str, ...]]]) -> None:
+    """Ask for many destinations at once; the errors are raised by `resolve`."""
+
+    def one(destination: tuple[str, tuple[str, ...]]) -> None:
+        try:
+            resolve(*destination)
+        except SshConfigError:
+            return
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(one, dict.fromkeys(destinations)))
+
+
+def forget(*destinations: tuple[str, tuple[str, ...]]) -> None:
+    """Ask for destinations again the next time: what `Match exec` and names mean changes with the network."""
+    for destination in destinations or [*_resolved]:
+        _resolved.pop(destination, None)
+
+
+def changed(resolved: Resolved) -> dict[str, tuple[str, ...]]:
+    """Return the options that differ from ssh's own defaults."""
+    if not resolved.options:
+        return {}
+    defaults = _defaults()
+    return {name: values for name, values in resolved.options.items() if defaults.get(name) != values}
+
+
+_resolved: dict[tuple[str, tuple[str, ...]], Resolved] = {}
+
+
+@functools.cache
+def _defaults() -> Mapping[str, tuple[str, ...]]:
+    return _ask(("-F", "none"), "localhost")
+
+
+def _resolve(alias: str, options: tuple[str, ...]) -> Resolved:
+    # The names are checked before ssh sees them: `Match exec` and ProxyCommand give them to a shell.
+    _checked("ssh", check_host, alias)
+    if program() is None:
+        given = dict(zip(options[::2], options[1::2], strict=False))
+        return Resolved(alias, int(given.get("-p", 22)), given.get("-l") or local_user(), {})
+    found = _ask(options, alias)
+    host, port, user = (found.get(name, ("",))[0] for name in ("hostname", "port", "user"))
+    if not host or not port.isdecimal() or not user:
+        raise SshConfigError(f"ssh -G {alias} names no host: is {program()} OpenSSH?")
+    return Resolved(host, int(port[:5]), user, found)
+
+
+def _ask(options: tuple[str, ...], alias: str) -> Mapping[str, tuple[str, ...]]:
     try:
-        config = _reader().load(None, config_files(), False, False, False, local_user(), *arguments)
-        if cast("SSHClientConfig", config).has_match_final():
-            # As in ssh, the files are read again with `Match final`; values that are already set stay.
-            config = _reader().load(config, config_files(), False, False, True, local_user(), *arguments)
-    except (asyncssh.IllegalUserName, OSError, ValueError, RuntimeError) as error:
-        # Errors of pathlib for a path or a pattern of Include come as they are.
-        raise SshConfigError(f"cannot read the ssh configuration: {error}") from error
-    return cast("SSHClientConfig", config)
+        done = subprocess.run(
+            [program() or "ssh", "-G", "-T", *options, "--", alias],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise SshConfigError(f"ssh -G {alias}: no answer within {DEADLINE_S:.0f} s", "see Match exec there") from None
+    except OSError as error:
+        raise SshConfigError(f"ssh -G {alias}: {error.strerror}") from error
+    if done.returncode:
+        reason = one_line(done.stderr.decode(errors="replace")) or f"exit code {done.returncode}"
+        raise SshConfigError(f"ssh refuses its configuration: {reason}", f"try by hand: ssh -G {alias}")
+    found: dict[str, tuple[str, ...]] = {}
+    for line in done.stdout.decode(errors="surrogateescape").splitlines():
+        name, _, value = line.partition(" ")
+        found[name.lower()] = (*found.get(name.lower(), ()), value)
+    return found
 
 
-def _check(what: str, check: Callable[[str], str], value: str) -> None:
+def _checked(what: str, check: Callable[[str], str], value: str) -> str:
     try:
-        check(value)
+        return check(value)
     except TargetError as error:
         raise SshConfigError(f"{what}: {error}", error.hint) from error
-
-
-def resolve(alias: str, user: str | None, port: int | None) -> Resolved:
-    """Return host name, port and user of an alias; `user` and `port` override the files. Raises SshConfigError."""
-    if not config_files():
-        return Resolved(alias, port or 22, user or local_user())
-    config = read_config(alias, user, port)
-    return Resolved(
-        str(config.get("Hostname", alias)), int(str(config.get("Port", 22))), str(config.get("User") or local_user())
-    )

@@ -20,6 +20,8 @@ from supervisor.errors import why
 from supervisor.link.tasks import each, wait_event
 from supervisor.link.view import HostView
 from supervisor.ssh import AgentFile, HostError, MalformedAnswer, NodeLink, connect, read_refusal
+from supervisor.ssh.questions import questions
+from supervisor.ssh.reasons import NeedsAnswer
 
 if TYPE_CHECKING:
     from remote_agent.wire.answers import ListedJob
@@ -131,6 +133,8 @@ class HostLink:
         self._working = False
         self._wake = asyncio.Event()
         self._again = False
+        self._called = False
+        """The user has called for the questions of this host."""
         self._delay = FIRST_DELAY
         self._attempts = self._failed_attempt = 0
         """Connections that were begun, and the number of the one that the shown error is of."""
@@ -146,7 +150,7 @@ class HostLink:
         """True while others wait for this host: its first attempt goes on, and FIRST_ANSWER has not passed."""
         if self.tried or not self.active:
             return False
-        return self._began_at is None or time.monotonic() - self._began_at < FIRST_ANSWER
+        return self._began_at is None or questions().clock() - self._began_at < FIRST_ANSWER
 
     async def call(self, op: str, args: Args | None = None, body: bytes = b"", *, timeout_s: float = 30.0) -> Answer:
         """Ask the job on this host; raises CallFailed, WireError, asyncio.TimeoutError.
@@ -281,13 +285,14 @@ class HostLink:
         replaces, and is followed by another connection.
         """
         before = self._attempts
-        end = time.monotonic() + CONNECT_DEADLINE + OPEN_DEADLINE
+        clock = questions().clock
+        end = clock() + CONNECT_DEADLINE + OPEN_DEADLINE
         while not self.opened:
             if self.view.error is not None and self._failed_attempt > before:
                 raise HostError(self.host.name, self.view.step, self.view.error, self.view.hint)
             if self.missing:
                 raise HostError(self.host.name, "open", self.view.text, "")
-            if time.monotonic() > end:
+            if clock() > end:
                 raise HostError(self.host.name, self.view.step, "the host does not open the job", "")
             await self._owner.wait_change(0.1)
 
@@ -314,6 +319,11 @@ class HostLink:
     def reopen(self) -> None:
         """Drop the connection and connect again at once."""
         self._again = True
+        self._wake.set()
+
+    def ask_user(self) -> None:
+        """Connect again at once, and ask the user what ssh asks."""
+        self._called = True
         self._wake.set()
 
     def ask_again(self) -> None:
@@ -382,7 +392,7 @@ class HostLink:
         while True:
             while not self.active:
                 await self._wait(None)
-            self._began_at = self._began_at or time.monotonic()
+            self._began_at = self._began_at or questions().clock()
             node = await self._connect()
             if node is None:
                 await self._pause()
@@ -408,16 +418,26 @@ class HostLink:
         self._attempts += 1
         try:
             node = await connect(
-                self.host, agent=self._owner.agent, progress=self.progress, deadline_s=CONNECT_DEADLINE
+                self.host,
+                agent=self._owner.agent,
+                progress=self.progress,
+                deadline_s=CONNECT_DEADLINE,
+                may_ask=self._called or not self.opened_at or not questions().on_demand,
             )
+            self.view.asks = False
         except HostError as error:
+            if isinstance(error, NeedsAnswer) and not self.view.asks:
+                self._owner.notice(f"{self.host.name} {error.reason} (press A)", "warning", self.host.name)
+            self.view.asks = isinstance(error, NeedsAnswer)
             self._down(error.step, error.reason, error.hint)
             if self._work is not None:
                 self._work.fail(error)
                 self._work = None
             return None
-        if node.refused is not None:
-            self._owner.note_srun(node.refused.message)
+        finally:
+            self._called = False
+        if node.opened.refused is not None:
+            self._owner.note_srun(node.opened.refused.message)
             self.host = node.host
         return node
 

@@ -24,6 +24,7 @@ from supervisor.link.host_link import FIRST_ANSWER, HostLink
 from supervisor.link.tasks import cancel_all, wait_event
 from supervisor.link.view import HostView, LaunchPlan, Notice
 from supervisor.ssh import AgentFile
+from supervisor.ssh.questions import questions
 
 if TYPE_CHECKING:
     from remote_agent.wire import JobSpec
@@ -168,8 +169,9 @@ class Hub:
 
     async def wait_until(self, done: Callable[[], bool], timeout_s: float) -> None:
         """Wait until `done` returns True, at most `timeout_s`."""
-        end = time.monotonic() + timeout_s
-        while not done() and time.monotonic() < end:
+        clock = questions().clock
+        end = clock() + timeout_s
+        while not done() and clock() < end:
             await self.wait_change(0.1)
 
     async def settle(self, nodes: Iterable[str] | None = None, timeout_s: float = FIRST_ANSWER) -> list[HostView]:
@@ -288,6 +290,13 @@ class Hub:
         """Note that the job is over and the journal is complete."""
         self.ended = True
         self.touch()
+
+    def ask_user(self) -> int:
+        """Ask the user now what ssh asks for hosts that cannot be connected without; returns how many there are."""
+        waiting = [link for link in self.links.values() if link.view.asks]
+        for link in waiting:
+            link.ask_user()
+        return len(waiting)
 
     def activate(self, names: Iterable[str]) -> None:
         """Connect to further hosts of the inventory."""

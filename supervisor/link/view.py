@@ -33,6 +33,8 @@ class HostView:
     """Why the last step failed, without the host's name."""
     hint: str = ""
     """How to correct `error`."""
+    asks: bool = False
+    """ssh asks something, and the user has not been asked yet."""
     live: bool | None = None
     """True: an agent answers; False: only files answer; None: unknown, or the job was never there."""
     identity: Identity = field(default_factory=Identity)

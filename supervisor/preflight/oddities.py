@@ -121,6 +121,7 @@ FACTS: tuple[Fact, ...] = (
     Fact("memlock", lambda facts: _limit(facts["memlock"]), None),
     Fact("/dev/shm", _shm, "info"),
     Fact("interpreter", lambda facts: str(facts["executable"]), None),
+    Fact("reached by", lambda facts: facts.get("via", ""), None),
 )  # fmt: skip
 # A launch has the first facts anyway.
 QUICK = 4

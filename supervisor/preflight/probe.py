@@ -105,7 +105,7 @@ async def _facts(link: NodeLink, inventory: Inventory, result: Preflight) -> Non
     workdir = None if inventory.job.sync and inventory.path is not None else str(inventory.job.workdir)
     request = {"workdir": workdir, "env": {**inventory.job.env, **host.env}, "address": host.address}
     facts: ProbeFacts = (await link.channel.call("facts", request, timeout=FACTS_DEADLINE)).data
-    result.facts[host.name] = {**facts, **clock, "disk_free": facts["disk_free"]}
+    result.facts[host.name] = {**facts, **clock, "disk_free": facts["disk_free"], "via": link.via}
 
 
 async def _reach(links: dict[str, NodeLink], ports: str, result: Preflight) -> None:

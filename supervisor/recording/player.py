@@ -188,6 +188,10 @@ class Player:
         """Raise RequestFailed: a recording cannot be changed."""
         raise RequestFailed(f"{verb}: this is a recording", "attach to the job itself")
 
+    def ask_user(self) -> int:
+        """Return that no host of a recording waits for an answer."""
+        return 0
+
     async def edited(self) -> NoReturn:
         """Raise RequestFailed: nothing can be started from a recording."""
         await self.request("sync")

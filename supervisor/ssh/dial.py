@@ -1,30 +1,24 @@
-"""One SSH connection, through jump hosts where there are any.
+"""One connection of asyncssh.
 
-In: Settings. Out: an authenticated asyncssh connection, or HostError. A connection to a jump host is shared by all
-hosts behind it, as long as any of them is connected.
+In: Settings; behind a jump host, the command of ssh that leads through it. Out: an authenticated connection, or
+HostError: NeedsSsh where ssh itself may get in.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import socket
-import weakref
 from typing import TYPE_CHECKING, Any
 
-from supervisor.errors import HostError
-from supervisor.inventory.sshconfig import config_files
 from supervisor.ssh import reasons
 from supervisor.ssh.reasons import Attempt
-from supervisor.ssh.settings import Settings, for_hop, hops
 from supervisor.ssh_library import asyncssh
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable, Sequence
 
-    from supervisor.inventory import Host
-    from supervisor.inventory.targets import Hop
+    from supervisor.ssh.settings import Settings
 
     Progress = Callable[[str, str], None]
 
@@ -36,7 +30,6 @@ KEEPALIVE_COUNT = 3
 # sshd drops connections at random when many arrive at once (MaxStartups): two more attempts, spread out.
 RETRY_PAUSES_S = (0.3, 1.0)
 MAX_ADDRESSES = 4
-MAX_HOPS = 8
 
 
 class _Client(asyncssh.SSHClient):
@@ -62,28 +55,16 @@ class _Client(asyncssh.SSHClient):
         self._progress("auth", f"as {username}")
 
 
-async def dial(host: Host, settings: Settings, progress: Progress) -> tuple[asyncssh.SSHClientConnection, Lease | None]:
-    """Connect and authenticate; the caller closes the connection, then returns the lease. Raises HostError."""
-    lease = await _jumps().lease(host, settings, progress) if settings.jump else None
-    return await _over(lease, settings, progress), lease
+async def dial(settings: Settings, proxy: Sequence[str] | None, progress: Progress) -> asyncssh.SSHClientConnection:
+    """Connect and authenticate; the caller hangs up. Raises HostError; NeedsSsh where ssh itself may get in.
 
-
-async def _over(lease: Lease | None, settings: Settings, progress: Progress) -> asyncssh.SSHClientConnection:
-    """Connect through the leased connection; return the lease if that fails."""
-    try:
-        return await _with_retries(settings, lease, progress)
-    except BaseException:
-        if lease is not None:
-            await lease.give_back()
-        raise
-
-
-async def _with_retries(settings: Settings, lease: Lease | None, progress: Progress) -> asyncssh.SSHClientConnection:
+    `proxy`: the command line of a process that passes bytes on, through a jump host.
+    """
     pauses = iter(RETRY_PAUSES_S)
     while True:
         attempt = Attempt()
         try:
-            return await _once(settings, lease, progress, attempt)
+            return await _once(settings, proxy, progress, attempt)
         except (asyncssh.ConnectionLost, ConnectionResetError) as error:
             pause = next(pauses, None)
             if pause is None or attempt.step != "connect" or attempt.offered is not None:
@@ -96,21 +77,17 @@ async def _with_retries(settings: Settings, lease: Lease | None, progress: Progr
 
 
 async def _once(
-    settings: Settings, lease: Lease | None, progress: Progress, attempt: Attempt
+    settings: Settings, proxy: Sequence[str] | None, progress: Progress, attempt: Attempt
 ) -> asyncssh.SSHClientConnection:
-    options: dict[str, Any] = {"proxy_command": None}
     sock = None
-    if lease is not None:
-        options["tunnel"] = lease.connection
-        progress("connect", f"{settings.where} through {settings.jump}")
-    elif settings.proxy_command:
-        options = {"proxy_command": settings.proxy_command, "tunnel": None}
-        progress("connect", f"{settings.where} by ProxyCommand")
+    if proxy is not None:
+        way: dict[str, Any] = {"proxy_command": proxy}
+        progress("connect", f"{settings.where} through {settings.jump.alias if settings.jump else ''}")
     else:
         sock = await _tcp(settings, progress)
-        options.update(sock=sock, tunnel=None)
+        way = {"sock": sock}
     try:
-        return await asyncio.wait_for(_handshake(settings, progress, attempt, options), CONNECT_DEADLINE_S)
+        return await asyncio.wait_for(_handshake(settings, progress, attempt, way), CONNECT_DEADLINE_S)
     except BaseException:
         if sock is not None:
             sock.close()
@@ -118,19 +95,21 @@ async def _once(
 
 
 async def _handshake(
-    settings: Settings, progress: Progress, attempt: Attempt, options: dict[str, Any]
+    settings: Settings, progress: Progress, attempt: Attempt, way: dict[str, Any]
 ) -> asyncssh.SSHClientConnection:
     keys = [str(path) for path in (*settings.keys, *settings.locked)]
     if settings.only_these and keys:
         public = await asyncio.to_thread(_public_halves, keys)
         # Ask the agent only for these keys: a server refuses after a few wrong ones.
-        options["agent_identities"] = public or None
+        way["agent_identities"] = public or None
     return await asyncssh.connect(
-        settings.alias,
+        settings.host,
         settings.port,
         username=settings.user,
         known_hosts=reasons.trusted_keys(settings),
-        config=[str(path) for path in config_files()],
+        host_key_alias=settings.host_key_alias,
+        # `ssh -G` has said what the files mean.
+        config=None,
         client_keys=keys,
         ignore_encrypted=True,
         agent_path=settings.agent,
@@ -139,12 +118,12 @@ async def _handshake(
         kbdint_auth=False,
         keepalive_interval=KEEPALIVE_S,
         keepalive_count_max=KEEPALIVE_COUNT,
-        # Whatever ~/.ssh/config says: a node neither uses the operator's keys nor gets the operator's variables.
+        # A node neither uses the operator's keys nor gets the operator's variables.
         agent_forwarding=False,
         send_env=[],
         login_timeout=CONNECT_DEADLINE_S,
         connect_timeout=None,
-        **options,
+        **way,
     )
 
 
@@ -198,123 +177,8 @@ async def _connect_socket(settings: Settings, kind: tuple[int, int, int], addres
     return sock
 
 
-class Lease:
-    """The use of a shared connection to a jump host."""
-
-    def __init__(self, connection: asyncssh.SSHClientConnection, give_back: Callable[[], Awaitable[None]]) -> None:
-        self.connection = connection
-        self._give_back = give_back
-        self._is_back = False
-
-    async def give_back(self) -> None:
-        """End this use; the last one closes the connection."""
-        if not self._is_back:
-            self._is_back = True
-            await self._give_back()
-
-
-@dataclasses.dataclass
-class _Shared:
-    """One connection to a jump host, and the number of its users."""
-
-    task: asyncio.Task[tuple[asyncssh.SSHClientConnection, Lease | None]]
-    users: int = 0
-
-
-class _Jumps:
-    """The connections to jump hosts of one event loop."""
-
-    def __init__(self) -> None:
-        self._shared: dict[object, _Shared] = {}
-
-    async def lease(self, host: Host, settings: Settings, progress: Progress) -> Lease:
-        """Return a connection to the last jump host before a target; raises HostError."""
-        return await self._lease_chain(host, _chain(host, settings), progress)
-
-    async def _lease_chain(self, host: Host, chain: list[Hop], progress: Progress) -> Lease:
-        key = (tuple(chain), host.identity_file, host.known_hosts)
-        shared = self._shared.get(key)
-        if shared is not None and _is_dead(shared):
-            shared = None
-        if shared is None:
-            shared = _Shared(asyncio.ensure_future(self._open(host, chain, progress)))
-            self._shared[key] = shared
-        shared.users += 1
-        try:
-            # Others wait for the same connection: cancelling one must not cancel it.
-            connection, _before = await asyncio.shield(shared.task)
-        except HostError as error:
-            await self.release(key, shared)
-            raise _of_jump_host(host, error) from error
-        except BaseException:
-            await self.release(key, shared)
-            raise
-        return Lease(connection, lambda: self.release(key, shared))
-
-    async def _open(
-        self, host: Host, chain: list[Hop], progress: Progress
-    ) -> tuple[asyncssh.SSHClientConnection, Lease | None]:
-        *before, last = chain
-        lease = await self._lease_chain(host, before, progress) if before else None
-        settings = dataclasses.replace(for_hop(host, last), jump=",".join(hop.host for hop in before) or None)
-
-        def report(step: str, text: str) -> None:
-            progress("connect", f"{settings.label}: {step} {text}")
-
-        return await _over(lease, settings, report), lease
-
-    async def release(self, key: object, shared: _Shared) -> None:
-        """End one use; close the connection after the last one."""
-        shared.users -= 1
-        if shared.users:
-            return
-        if self._shared.get(key) is shared:
-            del self._shared[key]
-        shared.task.cancel()
-        (result,) = await asyncio.gather(shared.task, return_exceptions=True)
-        if isinstance(result, BaseException):
-            return
-        connection, before = result
-        await hang_up(connection)
-        if before is not None:
-            await before.give_back()
-
-
-def _chain(host: Host, settings: Settings) -> list[Hop]:
-    """Return all jump hosts before a target in order, with those that ~/.ssh/config gives the first; raises HostError.
-
-    All are resolved before the first connection: in a circle each connection would wait for the others.
-    """
-    chain = hops(host.name, settings.jump or "")
-    while len(chain) <= MAX_HOPS:
-        try:
-            first = for_hop(host, chain[0])
-        except HostError as error:
-            raise _of_jump_host(host, error) from error
-        before = hops(host.name, first.jump) if first.jump else []
-        # `Host *` may name the jump host itself.
-        before = [hop for hop in before if hop.host not in (chain[0].host, first.host)]
-        if not before:
-            return chain
-        chain = [*before, *chain]
-    raise HostError(host.name, "resolve", f"more than {MAX_HOPS} jump hosts: does ProxyJump lead in a circle?")
-
-
-def _of_jump_host(host: Host, error: HostError) -> HostError:
-    """Return the error of a jump host as that of the host behind it."""
-    via = error.host if error.host.startswith("jump host") else "jump host"
-    return HostError(host.name, error.step, f"{via}: {error.reason}", error.hint)
-
-
-def _is_dead(shared: _Shared) -> bool:
-    task = shared.task
-    if not task.done():
-        return False
-    return task.cancelled() or task.exception() is not None or task.result()[0].is_closed()
-
-
 async def hang_up(connection: asyncssh.SSHClientConnection) -> None:
-    """Close an SSH connection; abort it if that takes too long."""
+    """Close a connection; abort it if that takes too long."""
     connection.close()
     try:
         await asyncio.wait_for(connection.wait_closed(), 2.0)
@@ -322,10 +186,3 @@ async def hang_up(connection: asyncssh.SSHClientConnection) -> None:
         connection.abort()
     except (asyncssh.Error, OSError):
         return
-
-
-_by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Jumps] = weakref.WeakKeyDictionary()
-
-
-def _jumps() -> _Jumps:
-    return _by_loop.setdefault(asyncio.get_running_loop(), _Jumps())

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 HERE = "127.0.0.1"
 CHUNK = 65_536
+# A connection that is not ended for so long has reached a program, seconds.
+REFUSAL_S = 1.0
 
 
 class Reader(Protocol):
@@ -71,9 +73,7 @@ class Forward:
         Raises RequestFailed, HostError, Unreachable.
         """
         with contextlib.suppress(ConnectionRefusedError):
-            _, writer = await self._connect()
-            writer.close()
-            self.is_answered = True
+            self.is_answered = await self._is_answered()
         try:
             self._server = await self._listen(self.port if local is None else local)
         except OSError as error:
@@ -83,6 +83,18 @@ class Forward:
             self._server = await self._listen(0)
         self.is_open = True
         self.local = self._server.sockets[0].getsockname()[1]
+
+    async def _is_answered(self) -> bool:
+        """Connect once; a connection through the ssh program is refused by its end."""
+        reader, writer = await self._connect()
+        try:
+            return bool(await asyncio.wait_for(reader.read(1), REFUSAL_S))
+        except asyncio.TimeoutError:
+            return True
+        except (asyncssh.Error, OSError):
+            return False
+        finally:
+            writer.close()
 
     async def _listen(self, port: int) -> asyncio.Server:
         return await asyncio.start_server(self._serve, HERE, port)

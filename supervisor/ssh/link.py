@@ -14,21 +14,24 @@ import resource
 import shlex
 import time
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from remote_agent.wire import Args, CallFailed, WireError
 from supervisor.errors import HostError, RequestFailed, why
+from supervisor.inventory import sshconfig
 from supervisor.ssh import boot, reasons, srun
 from supervisor.ssh.answers import HostChannel, MalformedAnswer
 from supervisor.ssh.dial import dial, hang_up
-from supervisor.ssh.reasons import Attempt
-from supervisor.ssh.settings import for_host
+from supervisor.ssh.openssh import OpenSshWire, find, log_in
+from supervisor.ssh.questions import questions
+from supervisor.ssh.reasons import Attempt, NeedsSsh
+from supervisor.ssh.settings import Settings, chain, for_host
 from supervisor.ssh.srun import SrunWire, missing
 from supervisor.ssh.wires import OPEN_DEADLINE_S, LocalWire, SshWire, Terminal, Wire
 from supervisor.ssh_library import asyncssh
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from supervisor.inventory import Host
     from supervisor.ssh.agent_file import AgentFile
@@ -52,14 +55,13 @@ CLOSE_DEADLINE_S = 15.0
 class NodeLink:
     """One host's channel, until the connection ends."""
 
-    def __init__(self, host: Host, wire: Wire, refused: HostError | None = None) -> None:
+    def __init__(self, host: Host, opened: Opened) -> None:
         self.host = host
-        self.refused = refused
-        """Why SSH failed, if srun is used instead."""
+        self.opened = opened
         self.hello: Hello = {}
         self.closed = asyncio.Event()
+        self._wire = wire = opened.wire
         self.channel = HostChannel(host.name, wire.reader, wire.writer)
-        self._wire = wire
         self._owner = asyncio.ensure_future(self._run())
 
     async def _run(self) -> None:
@@ -68,6 +70,12 @@ class NodeLink:
         finally:
             self.closed.set()
             await self._wire.close()
+
+    @property
+    def via(self) -> str:
+        """How the host is reached, and why not by asyncssh."""
+        why = self.opened.reason
+        return f"{self.opened.via} ({why})" if why else self.opened.via
 
     async def ask_hello(self, timeout_s: float) -> Hello:
         """Return the host's answer to `hello`, with `clock_offset_ms` (ahead of this machine) ± `clock_error_ms`.
@@ -95,6 +103,8 @@ class NodeLink:
         try:
             if isinstance(self._wire, SshWire):
                 await self._wire.run_on(terminal, command)
+            elif isinstance(self._wire, OpenSshWire):
+                await terminal.run(self._wire.words("-t", "node", command))
             elif isinstance(self._wire, SrunWire):
                 await terminal.run(srun.words(self.host, command, "--pty"), srun.environment(os.environ))
             else:
@@ -111,7 +121,7 @@ class NodeLink:
         if isinstance(self._wire, SrunWire):
             hint = f"a program that listens on all addresses of the node is at http://{self.host.ssh}:{port}"
             raise RequestFailed(f"{name} is reached through srun, which cannot forward ports", hint)
-        if not isinstance(self._wire, SshWire):
+        if not isinstance(self._wire, (SshWire, OpenSshWire)):
             raise RequestFailed(f"{name} is this machine: open http://localhost:{port}")
         try:
             return await self._wire.open_port(port)
@@ -141,11 +151,17 @@ class NodeLink:
 
 
 async def connect(
-    host: Host, *, agent: AgentFile, progress: Progress | None = None, deadline_s: float | None = None
+    host: Host,
+    *,
+    agent: AgentFile,
+    progress: Progress | None = None,
+    deadline_s: float | None = None,
+    may_ask: bool = True,
 ) -> NodeLink:
     """Connect to a host and push the agent; raises HostError.
 
-    `deadline_s`: for the connection; the prelude, the push and the greeting have deadlines of their own.
+    `deadline_s`: for the connection, without the time in which questions are open; the prelude, the push and the
+    greeting have deadlines of their own. `may_ask`: False to fail where ssh would ask the user.
     """
     current = ["resolve"]
 
@@ -155,11 +171,17 @@ async def connect(
             progress(step, text)
 
     async with _gate():
+        opening = asyncio.ensure_future(_open(host, agent, report, may_ask))
         try:
-            wire, refused = await asyncio.wait_for(_open(host, agent, report), deadline_s)
-        except asyncio.TimeoutError:
-            raise reasons.timeout_error(host.name, current[0], deadline_s or 0.0) from None
-        return await _greet(host, wire, refused, agent, report)
+            opened = await questions().wait_for(opening, deadline_s)
+        except BaseException as error:
+            if not opening.cancelled() and opening.exception() is None:
+                # It was opened at the very moment of the cancellation.
+                await opening.result().wire.close()
+            if isinstance(error, asyncio.TimeoutError):
+                raise reasons.timeout_error(host.name, current[0], deadline_s or 0.0) from None
+            raise
+        return await _greet(host, opened, agent, report)
 
 
 async def connect_all(
@@ -186,8 +208,9 @@ async def connect_all(
     return {host.name: result for host, result in zip(chosen, results, strict=True)}
 
 
-async def _greet(host: Host, wire: Wire, refused: HostError | None, agent: AgentFile, progress: Progress) -> NodeLink:
+async def _greet(host: Host, opened: Opened, agent: AgentFile, progress: Progress) -> NodeLink:
     """Start the agent's bridge on an open wire and wait for its answer to `hello`; raises HostError."""
+    wire, refused = opened.wire, opened.refused
     if refused is not None:
         host = dataclasses.replace(host, via="srun")
     try:
@@ -197,7 +220,7 @@ async def _greet(host: Host, wire: Wire, refused: HostError | None, agent: Agent
         if refused is not None and isinstance(error, HostError):
             raise HostError(host.name, error.step, f"{error.reason}; by SSH: {refused.reason}", error.hint) from error
         raise
-    link = NodeLink(host, wire, refused)
+    link = NodeLink(host, opened)
     try:
         link.hello = await link.ask_hello(HELLO_DEADLINE_S)
     except CallFailed as error:
@@ -218,23 +241,33 @@ async def _greet(host: Host, wire: Wire, refused: HostError | None, agent: Agent
     return link
 
 
-async def _open(host: Host, agent: AgentFile, progress: Progress) -> tuple[Wire, HostError | None]:
-    """Return the streams of the command on a host, and why SSH failed if srun is used instead."""
+class Opened(NamedTuple):
+    """The streams of the command on a host, and how they got there."""
+
+    wire: Wire
+    via: str
+    reason: str = ""
+    """Why not asyncssh."""
+    refused: HostError | None = None
+    """Why SSH failed, if srun is used instead."""
+
+
+async def _open(host: Host, agent: AgentFile, progress: Progress, may_ask: bool) -> Opened:
     if host.local:
-        return await _open_local(host, agent), None
-    if host.via == "srun":
-        progress("connect", f"srun -w {host.ssh}")
-        return await SrunWire.open(host, agent), None
-    if host.via == "ssh" or missing():
-        return await _open_ssh(host, agent, progress), None
-    try:
-        return await asyncio.wait_for(_open_ssh(host, agent, progress), SSH_TRY_S), None
-    except asyncio.TimeoutError:
-        refused = reasons.timeout_error(host.name, "connect", SSH_TRY_S)
-    except HostError as error:
-        refused = error
+        return Opened(await _open_local(host, agent), "local")
+    refused: HostError | None = None
+    if host.via != "srun":
+        if host.via != "auto" or missing():
+            return await _open_ssh(host, agent, progress, may_ask)
+        try:
+            # Where srun may do without, nobody is asked.
+            return await asyncio.wait_for(_open_ssh(host, agent, progress, may_ask=False), SSH_TRY_S)
+        except asyncio.TimeoutError:
+            refused = reasons.timeout_error(host.name, "connect", SSH_TRY_S)
+        except HostError as error:
+            refused = error
     progress("connect", f"srun -w {host.ssh}")
-    return await SrunWire.open(host, agent), refused
+    return Opened(await SrunWire.open(host, agent), "srun", 'via = "srun"', refused)
 
 
 async def _open_local(host: Host, agent: AgentFile) -> Wire:
@@ -244,21 +277,71 @@ async def _open_local(host: Host, agent: AgentFile) -> Wire:
         raise HostError(host.name, "python", f"no process can be started: {error.strerror}") from error
 
 
-async def _open_ssh(host: Host, agent: AgentFile, progress: Progress) -> Wire:
+async def _open_ssh(host: Host, agent: AgentFile, progress: Progress, may_ask: bool) -> Opened:
+    """Return the streams of the command on a host over asyncssh, or over ssh where only ssh can get in."""
     progress("resolve", host.ssh)
     settings = await asyncio.to_thread(for_host, host)
-    connection, lease = await dial(host, settings, progress)
+    jumps = await asyncio.to_thread(chain, host, settings)
+    command = boot.command(host, agent)
     try:
-        return await SshWire.open(connection, lease, boot.command(host, agent))
+        reason = await _only_ssh(host, settings, jumps)
+        if not reason:
+            try:
+                wire = await _open_asyncssh(host, settings, jumps, command, progress, may_ask)
+                return Opened(wire, "asyncssh")
+            except NeedsSsh as refused:
+                if host.via == "asyncssh" or sshconfig.program() is None:
+                    raise
+                reason = _needed_ssh[settings.digest] = f"asyncssh: {refused.reason}"
+        login = await log_in(host.name, settings, jumps, progress, may_ask=may_ask)
+    except HostError:
+        # The network may be another one the next time.
+        sshconfig.forget(*(way.target for way in (*jumps, settings)))
+        raise
+    return Opened(await OpenSshWire.open(login, command), "ssh", reason)
+
+
+async def _only_ssh(host: Host, settings: Settings, jumps: Sequence[Settings]) -> str:
+    """Return why the ssh program is used for a host from the start; empty: asyncssh is tried; raises HostError."""
+    if sshconfig.program() is None and (host.via == "openssh" or jumps):
+        raise HostError(host.name, "resolve", "there is no ssh program on this machine", "install OpenSSH's client")
+    if host.via == "openssh":
+        return 'via = "openssh"'
+    if host.via == "asyncssh":
+        if settings.only_ssh:
+            reason = f"asyncssh cannot do this: {settings.only_ssh}"
+            raise HostError(host.name, "resolve", reason, 'write via = "openssh"')
+        return ""
+    if reason := settings.only_ssh or _needed_ssh.get(settings.digest, ""):
+        return reason
+    return "a connection is open" if await find(settings, jumps) is not None else ""
+
+
+_needed_ssh: dict[str, str] = {}
+"""Why ssh is used where asyncssh was refused, by the digest of the settings."""
+
+
+async def _open_asyncssh(
+    host: Host, settings: Settings, jumps: Sequence[Settings], command: str, progress: Progress, may_ask: bool
+) -> Wire:
+    jump = proxy = None
+    if jumps:
+        jump = await log_in(host.name, jumps[-1], jumps[:-1], progress, may_ask=may_ask)
+        proxy = jump.thing.words("-W", f"[{settings.host}]:{settings.port}", "jump")
+    connection = None
+    try:
+        connection = await dial(settings, proxy, progress)
+        return await SshWire.open(connection, jump, command)
     except BaseException as error:
-        with contextlib.suppress(asyncio.TimeoutError):
-            await hang_up(connection)
-        if lease is not None:
-            await lease.give_back()
+        if connection is not None:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await hang_up(connection)
+        if jump is not None:
+            await jump.give_back()
         if isinstance(error, asyncssh.ChannelOpenError):
             raise reasons.channel_error(settings, error) from error
         if isinstance(error, asyncio.TimeoutError):
-            raise reasons.timeout_error(host.name, "python", OPEN_DEADLINE_S, settings.where) from error
+            raise reasons.timeout_error(settings.label, "python", OPEN_DEADLINE_S, settings.where) from error
         if isinstance(error, (asyncssh.Error, OSError)):
             raise reasons.ssh_error(settings, Attempt(step="python"), error) from error
         raise

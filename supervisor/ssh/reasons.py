@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import errno
+import shlex
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +31,14 @@ _ERRNO = {
     errno.ECONNRESET: ("the connection was reset", "does a firewall or MaxStartups of sshd cut connections?"),
     errno.EMFILE: ("too many open files here", "raise the limit: ulimit -n 4096"),
 }
+
+
+class NeedsSsh(HostError):
+    """asyncssh does not get in with what it has; ssh may, by its other methods or by asking the user."""
+
+
+class NeedsAnswer(HostError):
+    """ssh asks something to which there is no answer yet."""
 
 
 @dataclasses.dataclass
@@ -76,39 +85,42 @@ def ssh_error(settings: Settings, attempt: Attempt, error: Exception) -> HostErr
 def _protocol_error(settings: Settings, attempt: Attempt, error: asyncssh.Error) -> HostError:
     label, step = settings.label, attempt.step
     if isinstance(error, asyncssh.HostKeyNotVerifiable):
-        return HostError(label, "connect", *complaint(settings, attempt.address, attempt.offered))
+        # ssh may accept a new key, but never a changed one.
+        kind = HostError if is_known(settings, attempt.address) else NeedsSsh
+        return kind(label, "connect", *complaint(settings, attempt.address, attempt.offered))
     if isinstance(error, asyncssh.KeyExchangeFailed):
         if is_known(settings, attempt.address):
             reason, hint = complaint(settings, attempt.address, None)
-            return HostError(label, "connect", f"{reason} ({error.reason})", hint)
+            return NeedsSsh(label, "connect", f"{reason} ({error.reason})", hint)
         hint = "sshd there is too old or too strict for this machine"
-        return HostError(label, "connect", f"no common algorithm: {error.reason}", hint)
+        return NeedsSsh(label, "connect", f"no common algorithm: {error.reason}", hint)
     if isinstance(error, asyncssh.PermissionDenied):
-        return _auth_refused(settings)
+        return auth_refused(settings)
+    if isinstance(error, asyncssh.ConnectionLost) and settings.jump is not None and step == "connect":
+        reason = f"{settings.where} cannot be reached from the jump host {settings.jump.alias}"
+        hint = "check the address as the jump host sees it; sshd there must allow it: AllowTcpForwarding, PermitOpen"
+        return HostError(label, step, reason, hint)
     if isinstance(error, asyncssh.ConnectionLost):
         hint = "see sshd's log there (MaxStartups, AllowUsers, firewall)"
         return HostError(label, step, f"{settings.where} closed the connection: {error.reason}", hint)
     if isinstance(error, (asyncssh.ProtocolError, asyncssh.ProtocolNotSupported)) and step == "connect":
         return HostError(label, step, f"no SSH server at {settings.where}: {error.reason}", "check the port")
     if step == "auth":
-        refused = _auth_refused(settings)
-        return HostError(label, step, f"{refused.reason}; the server says: {error.reason}", refused.hint)
+        refused = auth_refused(settings)
+        return NeedsSsh(label, step, f"{refused.reason}; the server says: {error.reason}", refused.hint)
     return HostError(label, step, f"{settings.where}: {error.reason}")
 
 
 def channel_error(settings: Settings, error: asyncssh.ChannelOpenError) -> HostError:
-    """Return the error for a channel that a server or a jump host did not open."""
-    if error.code == asyncssh.OPEN_CONNECT_FAILED:
-        hint = "check the address as the jump host sees it"
-        reason = f"{settings.where} cannot be reached from the jump host: {error.reason}"
-        return HostError(settings.label, "connect", reason, hint)
+    """Return the error for a session that a server did not open."""
     if error.code == asyncssh.OPEN_ADMINISTRATIVELY_PROHIBITED:
-        hint = "sshd there must allow it: AllowTcpForwarding on a jump host, MaxSessions on a node"
+        hint = "sshd there must allow it: MaxSessions"
         return HostError(settings.label, "connect", f"forbidden by the server: {error.reason}", hint)
     return HostError(settings.label, "connect", f"{settings.where}: {error.reason}")
 
 
-def _auth_refused(settings: Settings) -> HostError:
+def auth_refused(settings: Settings) -> HostError:
+    """Return the error for a server that lets none of the keys in."""
     tried = [short(str(path)) for path in settings.keys]
     if settings.agent:
         tried.append("ssh-agent")
@@ -117,7 +129,7 @@ def _auth_refused(settings: Settings) -> HostError:
         locked = ", ".join(short(str(path)) for path in settings.locked)
         hint = f"{locked} needs a passphrase: ssh-add {short(str(settings.locked[0]))}"
     text = f"auth refused for user {settings.user}; keys tried: {', '.join(tried) or 'none, there is no key here'}"
-    return HostError(settings.label, "auth", text, hint)
+    return NeedsSsh(settings.label, "auth", text, hint)
 
 
 # --- host keys
@@ -179,9 +191,9 @@ def complaint(settings: Settings, address: str, offered: asyncssh.SSHKey | None)
         )
         return reason, hint
     reason = f"host key of {server} is not in {files}{key}"
-    if settings.jump or settings.proxy_command:
-        jump = f"-J {settings.jump} " if settings.jump else ""
-        return reason, f"log in once by hand and check the fingerprint: ssh {jump}-p {settings.port} {settings.alias}"
+    if settings.jump is not None:
+        by_hand = shlex.join(["ssh", *settings.target.options, settings.alias])
+        return reason, f"log in once by hand and check the fingerprint: {by_hand}"
     return reason, f"check the fingerprint, then add it with: ssh-keyscan -p {settings.port} {settings.host} >> {first}"
 
 

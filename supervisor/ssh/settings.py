@@ -1,28 +1,55 @@
-"""How to reach one SSH server: hosts.toml first, then ~/.ssh/config, then ssh's own defaults.
+"""How to reach one SSH server, as ssh itself would, and whether asyncssh can do that.
 
-In: a Host, or one hop of its ProxyJump. Out: Settings, with keys and host keys read from their files. No network.
+In: a Host, or a jump host on the way to it. Out: Settings. No network, but for what `ssh -G` asks.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
+import re
+import shlex
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from supervisor.errors import HostError
-from supervisor.inventory.sshconfig import SshConfigError, local_user, read_config
+from supervisor.inventory import sshconfig
+from supervisor.inventory.sshconfig import Resolved, SshConfigError, options_of
 from supervisor.inventory.targets import Hop, TargetError, parse_hops
 from supervisor.ssh_library import asyncssh
 
 if TYPE_CHECKING:
     from supervisor.inventory import Host
-    from supervisor.ssh_library import SSHClientConfig
 
+MAX_HOPS = 8
 DEFAULT_KEYS = ("id_ed25519_sk", "id_ecdsa_sk", "id_ed25519", "id_ecdsa", "id_rsa")
 DEFAULT_KNOWN_HOSTS = ("~/.ssh/known_hosts", "~/.ssh/known_hosts2", "/etc/ssh/ssh_known_hosts")
 AGENT_VARIABLE = "SSH_AUTH_SOCK"
+FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
+# asyncssh does all that ssh would if only these options differ from ssh's defaults: those that it is told, too, and
+# those that change nothing for us. These are about sessions, forwarding and waiting, which we set ourselves, about what
+# ssh prints, or about ways to log in: where asyncssh does not get in, ssh tries. Any other option needs ssh.
+AS_WELL = re.compile(
+    r"host(name|keyalias)?|port|user|addressfamily|bindaddress|(global|user)knownhostsfile|identit\w+|proxyjump|"
+    r"addkeystoagent|batchmode|canonical\w+|checkhostip|clearallforwardings|compression|connect(ionattempts|timeout)|"
+    r"control(master|path|persist)|enable\w+|escapechar|exitonforwardfailure|fingerprinthash|forkafterauthentication|"
+    r"(dynamic|local|remote)?forward\w*|gatewayports|(gssapi|hostbased)\w+|hashknownhosts|ipqos|log(level|verbose)|"
+    r"(kbdinteractive|password|preferred)authentications?|(local|permitlocal|remote)command|numberofpasswordprompts|"
+    r"obscurekeystroketiming|permitremoteopen|proxyusefdpass|rekeylimit|requesttty|securitykeyprovider|s(end|et)env|"
+    r"serveralive\w+|sessiontype|stdinnull|streamlocal\w+|stricthostkeychecking|syslogfacility|tag|tcpkeepalive|"
+    r"tunnel(device)?|updatehostkeys|verifyhostkeydns|visualhostkey|xauthlocation"
+)
+# The options of an ssh command line that have a value.
+_VALUED = re.compile(r"-[BbcDEeFIiJLlmOopQRSw]")
+
+
+class Target(NamedTuple):
+    """One destination of an ssh command line."""
+
+    alias: str
+    options: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,24 +58,35 @@ class Settings:
 
     label: str
     """The node's name in the inventory, or "jump host x"."""
-    alias: str
-    """The name to look up in ~/.ssh/config."""
+    target: Target
     host: str
     port: int
     user: str
     keys: tuple[Path, ...]
     locked: tuple[Path, ...]
-    """Key files with a passphrase: usable only through an ssh-agent."""
+    """Key files that only ssh or an ssh-agent can use: with a passphrase, or on a device."""
     only_these: bool
     """Whether only these keys are offered (identity_file of hosts.toml, or IdentitiesOnly)."""
     agent: str
     """Path of the ssh-agent's socket; empty: none."""
     known_hosts: tuple[Path, ...]
-    jump: str | None
-    proxy_command: str | None
+    jump: Target | None
     host_key_alias: str | None
     family: int
     bind: str | None
+    only_ssh: str
+    """The options of the ssh configuration that only ssh itself can carry out; empty: asyncssh can, too."""
+    control_path: str
+    """The socket of the user's own shared connection; empty: none is configured."""
+    checks_keys: bool
+    """False: the configuration wants ssh to accept any host key, so it is told to ask."""
+    digest: str
+    """Names what the connection depends on, but for its jump host."""
+
+    @property
+    def alias(self) -> str:
+        """Return the name on the command line."""
+        return self.target.alias
 
     @property
     def where(self) -> str:
@@ -58,97 +96,161 @@ class Settings:
 
 def for_host(host: Host) -> Settings:
     """Return the settings of a host; raises HostError."""
-    config = _config(host.name, host.ssh, host.user, host.port)
-    known = (host.known_hosts,) if host.known_hosts is not None else _known_hosts(config)
-    jump = host.proxy_jump if host.proxy_jump is not None else config.get("ProxyJump")
-    jump = None if str(jump or "none").lower() == "none" else str(jump)
-    proxy = None if host.proxy_jump is not None else config.get("ProxyCommand")
-    return _settings(host.name, host.ssh, config, host.identity_file, known, jump, proxy)
-
-
-def for_hop(host: Host, hop: Hop) -> Settings:
-    """Return the settings of a jump host on the way to a host; raises HostError."""
-    config = _config(host.name, hop.host, hop.user, hop.port)
-    # The user's own known_hosts also hold for jump hosts, which often serve other purposes too.
-    own = (host.known_hosts,) if host.known_hosts is not None else ()
-    identity = host.identity_file if not config.get("IdentityFile") else None
-    jump = config.get("ProxyJump")
-    jump = None if str(jump or "none").lower() == "none" else str(jump)
-    known = tuple(dict.fromkeys((*own, *_known_hosts(config))))
-    return _settings(f"jump host {hop.host}", hop.host, config, identity, known, jump, config.get("ProxyCommand"))
-
-
-def hops(host: str, jump: str) -> list[Hop]:
-    """Return the hops of a ProxyJump in order; raises HostError."""
     try:
-        return parse_hops(jump)
-    except TargetError as error:
-        raise HostError(host, "resolve", f"proxy_jump {error}", error.hint) from error
-
-
-def _config(node: str, alias: str, user: str | None, port: int | None) -> SSHClientConfig:
-    try:
-        return read_config(alias, user, port)
+        return _settings(host.name, Target(host.ssh, host.ssh_options), strict=host.identity_file)
     except SshConfigError as error:
-        raise HostError(node, "resolve", str(error), error.hint) from error
+        raise HostError(host.name, "resolve", str(error), error.hint) from error
 
 
-def _settings(
-    label: str,
-    alias: str,
-    config: SSHClientConfig,
-    identity: Path | None,
-    known_hosts: tuple[Path, ...],
-    jump: str | None,
-    proxy_command: object,
-) -> Settings:
-    if identity is not None:
-        files = [identity]
-    else:
-        named: Any = config.get("IdentityFile", [])
-        files = [_file(name) for name in named or (f"~/.ssh/{key}" for key in DEFAULT_KEYS)]
-    keys, locked = [], []
-    for file in files:
-        state = _key_state(label, file, strict=identity is not None)
-        if state == "open":
-            keys.append(file)
-        elif state == "locked":
-            locked.append(file)
-    agent_path = _agent_path(config)
-    if identity is not None and locked and not _is_socket(agent_path):
-        reason = f"identity file {identity} is protected by a passphrase, and there is no ssh-agent"
-        raise HostError(label, "auth", reason, f'run: eval "$(ssh-agent)" && ssh-add {identity}')
+def chain(host: Host, settings: Settings) -> list[Settings]:
+    """Return all jump hosts before a target, the first one first; raises HostError.
+
+    All are resolved before the first connection: in a circle each connection would wait for the others.
+    """
+    before: list[Settings] = []
+    jump = settings.jump
+    while jump is not None:
+        if len(before) == MAX_HOPS:
+            reason = f"more than {MAX_HOPS} jump hosts: does ProxyJump lead in a circle?"
+            raise HostError(host.name, "resolve", reason)
+        label = f"jump host {jump.alias}"
+        try:
+            before.insert(0, _settings(label, _beside(host, jump)))
+        except SshConfigError as error:
+            raise HostError(host.name, "resolve", f"{label}: {error}", error.hint) from error
+        jump = before[0].jump
+    return before
+
+
+def _beside(host: Host, jump: Target) -> Target:
+    """Return a jump host with the host's own key and host keys beside those of the ssh configuration."""
+    options = jump.options
+    if host.known_hosts is not None:
+        files = sshconfig.resolve(*jump).value("userknownhostsfile")
+        options += ("-o", f'UserKnownHostsFile="{host.known_hosts}" {files}')
+    if host.identity_file is not None:
+        options += ("-i", str(host.identity_file))
+    return Target(jump.alias, options)
+
+
+def _settings(label: str, target: Target, strict: Path | None = None) -> Settings:
+    resolved = sshconfig.resolve(*target)
+    keys, locked = _keys(label, resolved, strict)
+    agent = _agent_path(resolved.value("identityagent"))
+    jump, others = _jump(resolved)
+    identity = (target, sorted(resolved.options.items()))
     return Settings(
         label=label,
-        alias=alias,
-        host=str(config.get("Hostname", alias)),
-        port=int(str(config.get("Port", 22))),
-        user=str(config.get("User") or local_user()),
+        target=target,
+        host=resolved.host,
+        port=resolved.port,
+        user=resolved.user,
         keys=tuple(keys),
         locked=tuple(locked),
-        only_these=identity is not None or bool(config.get("IdentitiesOnly")),
-        agent=agent_path if _is_socket(agent_path) else "",
-        known_hosts=known_hosts,
+        only_these=strict is not None or resolved.value("identitiesonly") == "yes",
+        agent=agent if _is_socket(agent) else "",
+        known_hosts=_known_hosts(target, resolved),
         jump=jump,
-        proxy_command=str(proxy_command) if proxy_command else None,
-        host_key_alias=str(config.get("HostKeyAlias")) if config.get("HostKeyAlias") else None,
-        family=int(str(config.get("AddressFamily", int(socket.AF_UNSPEC)))),
-        bind=str(config.get("BindAddress")) if config.get("BindAddress") else None,
+        host_key_alias=resolved.value("hostkeyalias") or None,
+        family=FAMILIES.get(resolved.value("addressfamily"), socket.AF_UNSPEC),
+        bind=resolved.value("bindaddress") or None,
+        only_ssh=", ".join(others),
+        control_path=_set(resolved.value("controlpath")),
+        checks_keys=resolved.value("stricthostkeychecking") not in ("false", "no", "off"),
+        digest=hashlib.sha256(repr(identity).encode("utf-8", "surrogateescape")).hexdigest()[:16],
     )
 
 
-def _known_hosts(config: SSHClientConfig) -> tuple[Path, ...]:
-    """Return the files with host keys; "none" means no file: then no host is trusted."""
-    user: Any = config.get("UserKnownHostsFile")
-    everybody: Any = config.get("GlobalKnownHostsFile")
-    if user is None and everybody is None:
-        names = DEFAULT_KNOWN_HOSTS
-    else:
-        names = (
-            *(DEFAULT_KNOWN_HOSTS[:2] if user is None else user),
-            *(DEFAULT_KNOWN_HOSTS[2:] if everybody is None else everybody),
-        )
-    return tuple(map(_file, names))
+def _set(value: str) -> str:
+    return "" if value.lower() == "none" else value
+
+
+def _jump(resolved: Resolved) -> tuple[Target | None, list[str]]:
+    """Return the jump host, and the options that only ssh itself can carry out."""
+    different = sshconfig.changed(resolved)
+    others = sorted(name for name in different if AS_WELL.fullmatch(name) is None)
+    # Each may contain tokens that only ssh knows.
+    others += [name for name in ("identityfile", "userknownhostsfile") if "%" in "".join(different.get(name, ()))]
+    if hops := _set(resolved.value("proxyjump")):
+        *before, last = _hops(hops)
+        further = ("-o", f"ProxyJump={','.join(map(_text, before))}") if before else ()
+        return Target(last.host, (*options_of(last.user, last.port), *further)), others
+    jump = jump_of(resolved.value("proxycommand"))
+    return jump, [name for name in others if name != "proxycommand" or jump is None]
+
+
+def _hops(text: str) -> list[Hop]:
+    try:
+        return parse_hops(text)
+    except TargetError as error:
+        raise SshConfigError(f"proxy_jump {error}", error.hint) from error
+
+
+def _text(hop: Hop) -> str:
+    host = f"[{hop.host}]" if ":" in hop.host else hop.host
+    return "".join((f"{hop.user}@" if hop.user else "", host, f":{hop.port}" if hop.port else ""))
+
+
+def jump_of(command: str) -> Target | None:
+    """Return the jump host of a ProxyCommand like `ssh -W %h:%p bastion`; None for every other command."""
+    try:
+        program, *words = shlex.split(command)
+    except ValueError:
+        return None
+    options: list[str] = []
+    names: list[str] = []
+    leads = ""
+    while words:
+        word = words.pop(0)
+        if word == "-W":
+            leads = words.pop(0) if words else ""
+        elif _VALUED.fullmatch(word) and words:
+            options += [word, words.pop(0)]
+        elif word.startswith("-"):
+            options.append(word)
+        else:
+            names.append(word)
+    if os.path.basename(program) != "ssh" or leads not in ("%h:%p", "[%h]:%p") or len(names) != 1:
+        return None
+    if "%" in "".join((*options, *names)):
+        return None
+    user, at, name = names[0].rpartition("@")
+    return Target(name, (*options, *(("-l", user) if at else ())))
+
+
+def _keys(label: str, resolved: Resolved, strict: Path | None) -> tuple[list[Path], list[Path]]:
+    """Return the key files that asyncssh can use, and those that it cannot."""
+    named = [strict] if strict is not None else []
+    files = [_file(name) for name in resolved.options.get("identityfile", ())]
+    if not resolved.options:
+        files = [_file(f"~/.ssh/{key}") for key in DEFAULT_KEYS]
+    keys, locked = [], []
+    for file in named or files:
+        try:
+            usable = bool(asyncssh.load_keypairs([str(file)], ignore_encrypted=True))
+        except (OSError, asyncssh.KeyImportError, asyncssh.KeyEncryptionError) as error:
+            if strict is not None:
+                text = error.strerror if isinstance(error, OSError) else str(error)
+                raise HostError(label, "auth", f"identity file {file}: {text}") from error
+            usable = False
+        if usable:
+            keys.append(file)
+        elif file.exists():
+            locked.append(file)
+    return keys, locked
+
+
+def _known_hosts(target: Target, resolved: Resolved) -> tuple[Path, ...]:
+    """Return the files with host keys; "none" means no file."""
+    prefix = "UserKnownHostsFile="
+    given = [word.removeprefix(prefix) for word in target.options if word.startswith(prefix)]
+    # ssh prints names with spaces as they are, so those of hosts.toml are taken from its own option.
+    names = [name for word in given[:1] for name in shlex.split(word)]
+    if not given and not resolved.options:
+        names += DEFAULT_KNOWN_HOSTS
+    for option in (() if given else ("userknownhostsfile",)) + ("globalknownhostsfile",):
+        names += [name for name in resolved.value(option).split() if name != "none"]
+    return tuple(dict.fromkeys(map(_file, names)))
 
 
 def _file(name: str) -> Path:
@@ -156,21 +258,9 @@ def _file(name: str) -> Path:
     return Path(os.path.abspath(os.path.expanduser(name)))
 
 
-def _key_state(label: str, file: Path, strict: bool) -> str:
-    """Tell whether a private key can be used: open, locked (passphrase) or absent."""
-    try:
-        pairs = asyncssh.load_keypairs([str(file)], ignore_encrypted=True)
-    except (OSError, asyncssh.KeyImportError, asyncssh.KeyEncryptionError) as error:
-        if strict:
-            text = error.strerror if isinstance(error, OSError) else str(error)
-            raise HostError(label, "auth", f"identity file {file}: {text}") from error
-        return "absent"
-    return "open" if pairs else "locked"
-
-
-def _agent_path(config: SSHClientConfig) -> str:
+def _agent_path(named: str) -> str:
     """Return the socket of the ssh-agent, "" for none; IdentityAgent may name a variable."""
-    named = str(config.get("IdentityAgent", AGENT_VARIABLE) or "none")
+    named = named or AGENT_VARIABLE
     if named == AGENT_VARIABLE or named.startswith("$"):
         named = os.environ.get(named.lstrip("$"), "none")
     return "" if named.lower() == "none" else os.path.expanduser(named)

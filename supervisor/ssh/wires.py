@@ -12,11 +12,13 @@ import os
 import signal
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from supervisor.ssh.dial import Lease, hang_up
+from supervisor.ssh.dial import hang_up
 from supervisor.ssh_library import asyncssh
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from supervisor.ssh.shared import Lease
 
 STDERR_KEPT = 8 * 1024
 STDERR_CHUNK = 4096
@@ -64,6 +66,12 @@ async def end_process(
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
     await process.wait()
+
+
+def end_at_once(process: asyncio.subprocess.Process) -> None:
+    """Kill a process and close its pipes; they would close in a later turn of the loop, which may not happen."""
+    # There is no public way.
+    process._transport.close()  # type: ignore[attr-defined]
 
 
 async def _end(task: asyncio.Task[None]) -> None:
@@ -122,13 +130,16 @@ class _SshWriter:
 
 
 class SshWire:
-    """The command in an SSH session."""
+    """The command in an SSH session of asyncssh."""
 
     def __init__(
-        self, connection: asyncssh.SSHClientConnection, lease: Lease | None, process: asyncssh.SSHClientProcess[bytes]
+        self,
+        connection: asyncssh.SSHClientConnection,
+        jump: Lease[Any] | None,
+        process: asyncssh.SSHClientProcess[bytes],
     ) -> None:
         self._connection = connection
-        self._lease = lease
+        self._jump = jump
         self._process = process
         self.reader = cast("asyncio.StreamReader", _SshReader(process.stdout))
         self.writer = cast("asyncio.StreamWriter", _SshWriter(process.stdin))
@@ -136,22 +147,15 @@ class SshWire:
         self._collecting = asyncio.ensure_future(_collect(process.stderr.read, self.stderr))
 
     @classmethod
-    async def open(cls, connection: asyncssh.SSHClientConnection, lease: Lease | None, command: str) -> SshWire:
+    async def open(cls, connection: asyncssh.SSHClientConnection, jump: Lease[Any] | None, command: str) -> SshWire:
         """Run a command; raises asyncssh.Error, OSError, asyncio.TimeoutError."""
-        # ~/.ssh/config may request a terminal, which would change bytes.
-        opening = connection.create_process(command, encoding=None, request_pty=False, x11_forwarding=False)
-        return cls(connection, lease, await asyncio.wait_for(opening, OPEN_DEADLINE_S))
+        opening = connection.create_process(command, encoding=None, request_pty=False)
+        return cls(connection, jump, await asyncio.wait_for(opening, OPEN_DEADLINE_S))
 
     async def run_on(self, terminal: Terminal, command: str) -> None:
         """Run a command on a terminal until it ends, over this connection; raises asyncssh.Error, OSError."""
-        size = terminal.size
         opening = self._connection.create_process(
-            command,
-            encoding=None,
-            request_pty="force",
-            term_type=terminal.kind,
-            term_size=size,
-            x11_forwarding=False,
+            command, encoding=None, request_pty="force", term_type=terminal.kind, term_size=terminal.size
         )
         program = RemoteProgram(await asyncio.wait_for(opening, OPEN_DEADLINE_S))
         try:
@@ -176,8 +180,8 @@ class SshWire:
         self._process.close()
         await hang_up(self._connection)
         await _end(self._collecting)
-        if self._lease is not None:
-            await self._lease.give_back()
+        if self._jump is not None:
+            await self._jump.give_back()
 
 
 class Terminal(Protocol):
@@ -277,5 +281,4 @@ class LocalWire:
             await end_process(self._process, self.force, patience_s=0.0)
             raise
         finally:
-            # It closes itself only in a later turn of the loop, which may not happen; there is no public way.
-            self._process._transport.close()  # type: ignore[attr-defined]
+            end_at_once(self._process)

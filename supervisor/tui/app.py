@@ -19,10 +19,12 @@ from textual.css.query import NoMatches
 from remote_agent.text.controls import escape_controls
 from remote_agent.wire.events import ENDED_STATES, Condition, EventType
 from supervisor.paths import themes_dir
+from supervisor.ssh.questions import questions
 from supervisor.standard_streams import plain_error_console
 from supervisor.tui import keys, preferences, terminal, themes
 from supervisor.tui.dialogs.actions import ActionDialogs
 from supervisor.tui.dialogs.base import Dialog
+from supervisor.tui.dialogs.question import QuestionDialog
 from supervisor.tui.logs.feeds import BOTH
 from supervisor.tui.looks import Glyphs
 from supervisor.tui.model import JobView, take
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from textual.screen import Screen
 
     from remote_agent.wire.documents import JournalEvent
+    from supervisor.ssh.questions import Question
     from supervisor.tui.rows.incident import LogPlace
     from supervisor.tui.source import HomeSource, SessionContext, SessionSource
 
@@ -176,7 +179,7 @@ class SupervisorApp(App[int], inherit_bindings=False):
         self.key_table: Sequence[keys.KeyBinding] = (*keys.changed(config.keys), *keys.of_commands(config.commands))
         self.set_keymap({f"{name}.{mode}": keys for name, keys in config.keys.items() for mode in self.MODES})
         self.keyboard = Keyboard(self, self._take_typed)
-        self._drawn: tuple[int, bool] = (-1, False)
+        self._is_shown, self._drawn = asyncio.Event(), (-1, False)
         self._title = ""
         self._condition = ""
         self._called = False
@@ -230,6 +233,7 @@ class SupervisorApp(App[int], inherit_bindings=False):
 
     def on_mount(self) -> None:
         """Start the timer."""
+        self._is_shown.set()
         self.set_class(self.glyphs.ascii, "-ascii")
         for key in keys.of_commands(self.config.commands):
             self.bind(key.keys, key.action, show=False)
@@ -577,6 +581,35 @@ class SupervisorApp(App[int], inherit_bindings=False):
             command = next(one for one in self.config.commands if one.id == name)
             ActionDialogs(self).begin(command, screen.selection())
 
+    def action_answer(self) -> None:
+        """Ask what ssh asks for the hosts that are waiting for it."""
+        if not self.source.ask_user():
+            self.say("no host needs an answer")
+
+    async def ask(self, question: Question) -> str | None:
+        """Ask the user what ssh asks, until it needs no answer any more."""
+        await self._is_shown.wait()
+        answer: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        title = f"ssh to {question.where}"
+        if question.kind == "notice":
+            self.say(clean(question.prompt), title=title, seconds=600)
+            try:
+                return await answer
+            finally:
+                self.unsay(title)
+        dialog = QuestionDialog(question)
+
+        def close(typed: str | None) -> None:
+            if not answer.done():
+                answer.set_result(typed)
+
+        self.push_screen(dialog, close)
+        try:
+            return await answer
+        finally:
+            if answer.cancelled() and self.is_running:
+                dialog.dismiss(None)
+
     def action_leave(self) -> None:
         """Ask whether to detach or to stop the job; exit at once if it has ended."""
         ActionDialogs(self).leave()
@@ -633,7 +666,7 @@ async def run_app(
     """
     async with session_factory() as source:
         app = make(source)
-        with terminal.held(lambda: app.exit(DETACHED)):
+        with questions().on_screen(app.ask), terminal.held(lambda: app.exit(DETACHED)):
             status = await app.run_async()
         if app.choice is not None:
             return app.choice

@@ -298,6 +298,7 @@ KEYS: Final[tuple[KeyBinding, ...]] = (
     KeyBinding(
         "pause", "p", "app.pause", "pause", "freeze or resume the display; the job is unaffected", "any", palette=True
     ),
+    KeyBinding("answer", "A", "app.answer", "answer ssh", "answer what ssh asks for lost hosts", "job", palette=True),
     KeyBinding("palette", "colon,ctrl+p", "palette", "palette", "run any of these by name", "any", 70),
     KeyBinding("help", "question_mark,f1", "help", "help", "this page", "any", 80),
     KeyBinding("home", "H", f"app.go('{HOME}')", "home", "all jobs of the inventories used here; switch", palette=True),

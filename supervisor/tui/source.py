@@ -148,6 +148,9 @@ class SessionSource(Protocol):
     async def stacks(self, ranks: list[int] | None) -> JobStacks:
         """Return the Python stacks of these ranks, or of all, and the reasons for missing ones; raises as `request`."""
 
+    def ask_user(self) -> int:
+        """Ask the user now what ssh asks for lost hosts; returns how many hosts wait for an answer."""
+
     @property
     def launching(self) -> bool:
         """Whether nodes are still being brought up for a new job."""

@@ -18,9 +18,8 @@ import pytest
 
 from supervisor.inventory import Host, local
 from supervisor.ssh import AgentFile, HostError, NodeLink, connect, connect_all
-from supervisor.ssh.dial import dial
-from supervisor.ssh.settings import for_host, hops
-from supervisor.ssh.wires import LocalWire, SshWire
+from supervisor.ssh.settings import for_host, jump_of
+from supervisor.ssh.wires import LocalWire
 from tests.agents.servers import Served, jump_host, with_hosts
 
 pytestmark = pytest.mark.usefixtures("ssh_home")
@@ -129,7 +128,8 @@ def test_the_ssh_configuration_is_honoured(tmp_path: Path, agent: AgentFile, ssh
         (ssh_home / "known").write_text("a damaged line\n" + known)
         (ssh_home / ".ssh" / "config").write_text(
             f"Host box*\n  HostName {host.ssh}\n  Port {host.port}\n  User {host.user}\n  HostKeyAlias the-alias\n"
-            f"  IdentityFile {host.identity_file}\n  IdentityFile ~/.ssh/missing\n  UserKnownHostsFile ~/known\n"
+            f"  IdentityFile {host.identity_file}\n  IdentityFile ~/.ssh/missing\n"
+            f"  UserKnownHostsFile {ssh_home}/known\n"
             "  RequestTTY force\n  RemoteCommand /bin/false\n"
         )
         alias = Host(name="n1", ssh="box1", address="x", python=sys.executable)
@@ -150,7 +150,9 @@ def test_match_final_adds_what_nothing_before_has_set(ssh_home: Path) -> None:
         "Match final host *.example.org\n  ProxyJump gate\n  Port 2222\nHost *\n  User early\n"
     )
     found = for_host(Host(name="n1", ssh="box", address="x"))
-    assert (found.host, found.user, found.port, found.jump) == ("box.example.org", "early", 2222, "gate")
+    assert (found.host, found.user, found.port) == ("box.example.org", "early", 2222)
+    assert found.jump is not None
+    assert found.jump.alias == "gate"
 
 
 @pytest.mark.parametrize("named", ["", "IdentityAgent SSH_AUTH_SOCK", "IdentityAgent $OTHER", "IdentityAgent none"])
@@ -178,7 +180,7 @@ def test_host_keys_are_checked_whatever_the_configuration_says(
 
 
 def test_a_node_gets_neither_the_operators_ssh_agent_nor_variables(
-    tmp_path: Path, ssh_home: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, agent: AgentFile, ssh_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = "Host *\n  ForwardAgent yes\n  SendEnv *\n  IdentityAgent ~/agent\n"
     (ssh_home / ".ssh" / "config").write_text(config)
@@ -191,26 +193,44 @@ def test_a_node_gets_neither_the_operators_ssh_agent_nor_variables(
 
     async def body(served: Served) -> None:
         async with jump_host(served.demo, "127.0.0.1", {}, process_factory=serve) as port:
+            known = served.demo.known_hosts
+            known.write_text(known.read_text().replace(f"[127.0.0.1]:{port}", f"[127.0.0.1]:{port},[localhost]:{port}"))
             gate = dataclasses.replace(served.hosts[0], ssh="127.0.0.1", port=port)
-            for host in (gate, dataclasses.replace(gate, proxy_jump=f"127.0.0.1:{port}")):
-                connection, lease = await dial(host, for_host(host), lambda _step, _text: None)
-                wire = await SshWire.open(connection, lease, "env")
-                assert await wire.wait_exit() == 0
-                await wire.close()
+            for host in (gate, dataclasses.replace(gate, ssh="localhost", proxy_jump=f"127.0.0.1:{port}")):
+                for via in ("asyncssh", "openssh"):
+                    reached = dataclasses.replace(host, via=via)
+                    with pytest.raises(HostError, match="exited with code 0"):
+                        await connect(reached, agent=agent)
 
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(ssh_home / "agent"))
         with_hosts(tmp_path, body)
-    assert received == [({}, None)] * 2
+    assert received == [({}, None)] * 4
 
 
 @pytest.mark.parametrize(
-    ("text", "host", "port"),
-    [("[fe80::1]", "fe80::1", None), ("u@[::1]:22", "::1", 22), ("2001:db8::22", "2001:db8::22", None)],
+    ("command", "alias", "options"),
+    [
+        ("ssh -W %h:%p gate", "gate", ()),
+        ("/usr/bin/ssh -q -p 2222 me@gate -W [%h]:%p", "gate", ("-q", "-p", "2222", "-l", "me")),
+        ("ssh -i ~/k -o User=me -W %h:%p gate", "gate", ("-i", "~/k", "-o", "User=me")),
+        ("ssh gate nc %h %p", None, ()),
+        ("ssh -W %h:22 gate", None, ()),
+        ("ssh -W %h:%p -l %r gate", None, ()),
+        ("cloudflared access ssh --hostname %h", None, ()),
+        ("ssh -W '%h:%p gate", None, ()),
+        ("", None, ()),
+    ],
 )
-def test_a_jump_host_may_be_an_address_with_colons(text: str, host: str, port: int | None) -> None:
-    (hop,) = hops("n1", text)
-    assert (hop.host, hop.port) == (host, port)
+def test_a_proxy_command_by_ssh_is_a_jump_host(command: str, alias: str | None, options: tuple[str, ...]) -> None:
+    jump = jump_of(command)
+    assert (jump.alias if jump else None, jump.options if jump else ()) == (alias, options)
+
+
+def test_a_jump_host_may_be_an_address_with_colons(ssh_home: Path) -> None:
+    found = for_host(Host(name="n1", ssh="box", address="x", proxy_jump="u@[::1]:22,[2001:db8::22]"))
+    assert found.jump is not None
+    assert found.jump == ("2001:db8::22", ("-o", "ProxyJump=u@[::1]:22"))
 
 
 def test_jump_hosts_are_shared_and_may_be_chained(tmp_path: Path, agent: AgentFile, ssh_home: Path) -> None:
@@ -233,8 +253,10 @@ def test_jump_hosts_are_shared_and_may_be_chained(tmp_path: Path, agent: AgentFi
             assert (await links[1].channel.call("jobs")).data == {"jobs": []}
             for link in links:
                 await link.close()
-            assert (one["open"], two["open"]) == (0, 0)
-            (ssh_home / ".ssh" / "config").write_text(f"Host 127.0.0.*\n  ProxyJump 127.0.0.1:{first}\n")
+            while (one["open"], two["open"]) != (0, 0):
+                # ssh itself ends its connection, in its own time.
+                await asyncio.sleep(0.01)
+            (ssh_home / ".ssh" / "config").write_text(f"Host {served.hosts[0].ssh}\n  ProxyJump 127.0.0.1:{first}\n")
             link = await connect(served.hosts[0], agent=agent)
             assert one["connections"] == 2
             await link.close()
@@ -259,11 +281,12 @@ def test_a_refusal_of_a_jump_host_is_reported(tmp_path: Path, agent: AgentFile) 
             host = dataclasses.replace(served.hosts[0], proxy_jump=f"127.0.0.1:{port}")
             with pytest.raises(HostError, match="cannot be reached from the jump host"):
                 await connect(dataclasses.replace(host, port=1), agent=agent)
-            assert counts["open"] == 0
+            while counts["open"]:
+                await asyncio.sleep(0.01)
         async with jump_host(served.demo, "127.0.0.1", counts, forbids=True) as port:
-            with pytest.raises(HostError, match="forbidden by the server"):
+            with pytest.raises(HostError, match="cannot be reached from the jump host"):
                 await connect(dataclasses.replace(host, proxy_jump=f"127.0.0.1:{port}"), agent=agent)
-        with pytest.raises(HostError, match=r"n1: connect: jump host 127\.0\.0\.1: connection refused"):
+        with pytest.raises(HostError, match=r"n1: connect: jump host 127\.0\.0\.1: .* Connection refused"):
             await connect(dataclasses.replace(host, proxy_jump="127.0.0.1:1"), agent=agent)
 
     with_hosts(tmp_path, body)
@@ -297,18 +320,17 @@ def test_a_key_behind_a_passphrase_needs_an_agent(
         shutil.copy(served.demo.identity_file, locked)
         subprocess.run(["ssh-keygen", "-q", "-p", "-N", "secret", "-f", locked], check=True, stdout=subprocess.DEVNULL)
         host = dataclasses.replace(served.hosts[0], identity_file=locked)
-        with pytest.raises(HostError, match="protected by a passphrase, and there is no ssh-agent") as refused:
+        with pytest.raises(HostError, match="ssh asks “Enter passphrase for key .*locked") as refused:
             await connect(host, agent=agent)
-        assert f"ssh-add {locked}" in refused.value.hint
+        assert "load the key into an ssh-agent" in refused.value.hint
         socket = tmp_path / "agent.sock"
         holder = subprocess.Popen(["ssh-agent", "-D", "-a", socket], stdout=subprocess.DEVNULL)
         try:
             while not socket.exists():
                 await asyncio.sleep(0.01)
             monkeypatch.setenv("SSH_AUTH_SOCK", str(socket))
-            with pytest.raises(HostError, match="auth refused") as empty:
+            with pytest.raises(HostError, match="ssh asks “Enter passphrase"):
                 await connect(host, agent=agent)
-            assert "needs a passphrase: ssh-add" in empty.value.hint
             async with asyncssh.connect_agent(str(socket)) as keys:
                 await keys.add_keys([key])
             link = await connect(host, agent=agent)

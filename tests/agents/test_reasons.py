@@ -40,9 +40,9 @@ def test_an_unknown_host_key(tmp_path: Path, agent: AgentFile) -> None:
         key = served.demo.known_hosts.read_text().split(" ", 1)[1]
         fingerprint = asyncssh.import_public_key(key).get_fingerprint()
         assert error.step == "connect"
-        assert f"host key of [{host.ssh}]:{host.port} is not in ~/.ssh/known_hosts" in error.reason
-        assert f"ssh-ed25519 {fingerprint}" in error.reason
-        assert f"ssh-keyscan -p {host.port} {host.ssh} >> ~/.ssh/known_hosts" in error.hint
+        assert f"host key of [{host.ssh}]:{host.port} is not in " in error.reason
+        assert f"ED25519 key fingerprint is {fingerprint}" in error.reason
+        assert f"ssh-keyscan -p {host.port} {host.ssh} >> " in error.hint
 
     with_hosts(tmp_path, body)
 
@@ -68,10 +68,10 @@ def test_a_key_that_is_not_let_in(tmp_path: Path, agent: AgentFile) -> None:
         host = dataclasses.replace(served.hosts[0], identity_file=wrong, user="somebody")
         error = await _failure(host, agent)
         assert error.step == "auth"
-        assert error.reason == f"auth refused for user somebody; keys tried: {wrong}"
+        assert error.reason.startswith(f"auth refused for user somebody; keys tried: {wrong}; ssh says: ")
         assert f"ssh -p {host.port} somebody@{host.ssh}" in error.hint
         nothing = await _failure(dataclasses.replace(host, identity_file=None), agent)
-        assert "keys tried: none, there is no key here" in nothing.reason
+        assert "keys tried: none, there is no key here; ssh says: " in nothing.reason
 
     with_hosts(tmp_path, body)
 

@@ -110,7 +110,7 @@ def make_files(machine: Machine, hosts_file: str, authorized_keys: Path) -> None
     machine.home.mkdir(parents=True, mode=0o700)
     machine.temporary.mkdir()
     make_key(machine.directory / "host_key")
-    (machine.directory / "passwd").write_text(_passwd(machine.home))
+    (machine.directory / "passwd").write_text(user_list(machine.home))
     (machine.directory / "hosts").write_text(hosts_file)
     (machine.directory / "resolv.conf").write_text("")
     (machine.directory / "sshd_config").write_text(
@@ -124,8 +124,8 @@ def make_files(machine: Machine, hosts_file: str, authorized_keys: Path) -> None
     )
 
 
-def _passwd(home: Path) -> str:
-    """The machine's own user list, in which the present user lives elsewhere."""
+def user_list(home: Path) -> str:
+    """Return the machine's own user list, in which the present user lives elsewhere."""
     user = pwd.getpwuid(os.getuid()).pw_name
     lines = []
     for line in Path("/etc/passwd").read_text().splitlines():

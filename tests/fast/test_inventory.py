@@ -20,13 +20,9 @@ from tests.fast.cases import Case, read_cases
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(ssh_home: Path) -> Path:
     """A home without an ssh configuration of its own."""
-    place = tmp_path / "home"
-    (place / ".ssh").mkdir(parents=True)
-    monkeypatch.setenv("HOME", str(place))
-    monkeypatch.setenv("USER", "me")
-    return place
+    return ssh_home
 
 
 def _load(tmp_path: Path, text: str) -> Inventory:
@@ -145,56 +141,50 @@ def test_no_ssh_command_sees_a_value_unchecked(tmp_path: Path, home: Path) -> No
     (home / ".ssh" / "config").write_text(f"Match exec 'touch {marker}'\n  ProxyCommand nc %r@%h %p\n")
     user = '"-oProxyCommand=touch pwned;#" x'
     assert "is not a user name" in _refused(tmp_path, ONE + f"user = '{user}'\n").message
-    with pytest.raises(sshconfig.SshConfigError, match="user: "):
-        sshconfig.read_config("n1", user, None)
-    with pytest.raises(sshconfig.SshConfigError, match="ssh: "):
-        sshconfig.read_config("a;b", None, None)
+    for bad in (Host("n1", "n1", "x", user=user), Host("n1", "a;b", "x"), Host("n1", "n1", "x", proxy_jump="a;b")):
+        with pytest.raises(HostError, match="is not "):
+            settings.for_host(bad)
     assert not marker.exists()
 
 
-def test_values_of_the_ssh_configuration_are_checked_before_a_connection(home: Path) -> None:
-    (home / ".ssh" / "config").write_text("Host n1\n  HostName %h;x\n  ProxyCommand x %r %h\n")
-    with pytest.raises(HostError, match="'n1;x' is not a host name"):
-        settings.for_host(Host("n1", "n1", "10.0.0.1"))
+def test_ssh_is_asked_once_for_each_host_until_it_fails(home: Path) -> None:
+    asked = home / "asked"
+    (home / ".ssh" / "config").write_text(f'Match exec "echo %n >> {asked}"\n  User me\n')
+    one, two = Host("n1", "n1", "x"), Host("n2", "n2", "x")
+    for host in (one, two, one):
+        settings.for_host(host)
+    assert asked.read_text().split() == ["n1", "n2"]
+    sshconfig.forget((one.ssh, one.ssh_options))
+    settings.for_host(one)
+    settings.for_host(two)
+    assert asked.read_text().split() == ["n1", "n2", "n1"]
 
 
-def test_a_file_may_be_included_twice(tmp_path: Path, home: Path) -> None:
-    (home / ".ssh" / "config").write_text("Include more more\n")
-    (home / ".ssh" / "more").write_text("Host n1\n  Port 2222\n")
-    assert len(_load(tmp_path, ONE).hosts) == 1
+def test_without_an_ssh_program_there_is_no_configuration(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home / ".ssh" / "config").write_text("Host n1\n  Port 2222\n")
+    monkeypatch.setenv("PATH", str(home / "none"))
+    found = settings.for_host(Host("n1", "n1", "x", user="me", known_hosts=home / "known hosts"))
+    assert (found.host, found.port, found.user) == ("n1", 22, "me")
+    assert found.known_hosts == (home / "known hosts",)
 
 
-def test_an_ssh_configuration_that_takes_too_long_to_read_is_named(tmp_path: Path, home: Path) -> None:
-    config, more = home / ".ssh" / "config", home / ".ssh" / "more"
-    # As the fuzzer found it: a number of 200 kB.
-    config.write_text("Host *\n    ServerAliveInterval " + "9" * 200_000)
-    assert f"{config} line 2: longer than 8192 bytes" in _refused(tmp_path, ONE).message
-    most = "the ssh configuration has more than 1024 KiB or 1024 files and Includes in total"
-    config.write_text("# " + "x" * 98 + "\n" * 2_000_000)
-    assert f"{config}: {most}" in _refused(tmp_path, ONE).message
-    config.write_text("Include more more more\n")
-    more.write_text(("# " + "x" * 98 + "\n") * 4000)
-    assert f"{more}: {most}" in _refused(tmp_path, ONE).message
-    config.write_text("Include none*\n" * 2000)
-    assert f"{config}: {most}" in _refused(tmp_path, ONE).message
-    # Each file includes the next one twice.
-    for number in range(15):
-        (home / ".ssh" / f"twice{number}").write_text(f"Include twice{number + 1} twice{number + 1}\n")
-    config.write_text("Include twice0\n")
-    assert most in _refused(tmp_path, ONE).message
-    config.write_text("Include more\nHost n1\n  Port 2222\n")
-    assert len(_load(tmp_path, ONE).hosts) == 1
-
-
-@pytest.mark.parametrize("path", ["~nobody.here/x", "part**", "x" * 5000])
-def test_a_path_of_the_ssh_configuration_that_is_none_is_an_error_of_it(tmp_path: Path, home: Path, path: str) -> None:
-    (home / ".ssh" / "config").write_text(f"IdentityFile {path}\nUserKnownHostsFile {path}\n")
-    assert settings.for_host(Host("n1", "n1", "10.0.0.1")).keys == ()
-    (home / ".ssh" / "config").write_text(f"Include {path}\n")
-    if path[0] != "x":
-        assert "cannot read the ssh configuration" in _refused(tmp_path, ONE).message
-    (home / ".ssh" / "config").write_text("IdentityFile \0\n")
-    assert "config contains a NUL character" in _refused(tmp_path, ONE).message
+@pytest.mark.parametrize(
+    ("line", "only_ssh"),
+    [
+        ("Port 2222", ""),
+        ("IdentityFile /k\n  ForwardAgent yes\n  SendEnv *\n  GSSAPIAuthentication yes", ""),
+        ("ControlMaster auto\n  ControlPath /c\n  StrictHostKeyChecking accept-new", ""),
+        ("ProxyCommand ssh -W %h:%p gate", ""),
+        ("KnownHostsCommand /k", "knownhostscommand"),
+        ("ProxyCommand nc %h %p", "proxycommand"),
+        ("Ciphers aes256-ctr\n  CertificateFile /k", "certificatefile, ciphers"),
+        ("IdentityFile /keys/%h", "identityfile"),
+        ("RevokedHostKeys /k", "revokedhostkeys"),
+    ],
+)
+def test_options_that_only_ssh_can_carry_out_are_named(home: Path, line: str, only_ssh: str) -> None:
+    (home / ".ssh" / "config").write_text(f"Host n1\n  {line}\n")
+    assert settings.for_host(Host("n1", "n1", "x")).only_ssh == only_ssh
 
 
 def test_a_working_directory_with_too_long_a_name_is_not_there(tmp_path: Path) -> None:

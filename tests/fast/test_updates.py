@@ -508,7 +508,7 @@ class Node:
     Or `refuses` is "slow": its files take 25 s to list; "large": the list itself is on its way for so long.
     """
 
-    refused = None
+    opened = SimpleNamespace(refused=None)
 
     def __init__(self, name: str, *, stops: bool, refuses: str) -> None:
         self.host, self.hello = SimpleNamespace(name=name), dict[str, Any]()

@@ -1,4 +1,4 @@
-"""Damaged inventories: hosts.toml, lists of hosts, hostfiles, Slurm's variables, patterns and ~/.ssh/config."""
+"""Damaged inventories: hosts.toml, lists of hosts, hostfiles, Slurm's variables, patterns and what ssh says."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from supervisor.errors import HostError, SupervisorError
-from supervisor.inventory import Host, InventoryError
+from supervisor.inventory import Host, InventoryError, sshconfig
 from supervisor.inventory.load import build, load
 from supervisor.inventory.sources import from_hostfile, from_hosts, from_slurm, to_toml
 from supervisor.launch.specs import UpOptions, make_plan
-from supervisor.ssh.settings import for_hop, for_host, hops
+from supervisor.ssh.settings import for_host
 from tests.fuzz import damages, seeds
 from tests.fuzz.driver import fuzz
 
@@ -61,13 +61,17 @@ def test_other_sources(tmp_path: Path) -> None:
     fuzz(run, real, damages.of_bytes, (InventoryError,))
 
 
-def test_ssh_config(home: Path) -> None:
-    def run(data: bytes) -> None:
-        (home / ".ssh" / "config").write_bytes(data)
-        for name in ("gpu1", "gate", "other"):
-            host = Host(name, ssh=name, address=name)
-            settings = for_host(host)
-            for hop in hops(name, settings.jump or "gate:22"):
-                for_hop(host, hop)
+def test_what_ssh_says_of_its_configuration(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = home / "said"
+    program = home / "ssh"
+    program.touch(mode=0o755)
+    program.write_text(f"#!/bin/sh\nexec /bin/cat {said}\n")
+    monkeypatch.setenv("PATH", str(home))
+    host = Host("gpu1", ssh="gpu1", address="gpu1")
 
-    fuzz(run, [(seeds.OWN / "ssh_config").read_bytes(), b"Host *\n    User me\n"], damages.of_bytes, (HostError,))
+    def run(data: bytes) -> None:
+        said.write_bytes(data)
+        sshconfig.forget()
+        for_host(host)
+
+    fuzz(run, [(seeds.OWN / "ssh_config").read_bytes()], damages.of_bytes, (HostError,))

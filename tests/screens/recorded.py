@@ -132,6 +132,9 @@ class RecordedSession:
         """The history of the recording."""
         return of_histories(wanted, self.past)
 
+    def ask_user(self) -> int:
+        return 0
+
     async def edited(self) -> Any:
         """What a session would say of the work tree."""
         return self.changes

@@ -1,0 +1,325 @@
+"""Logging in by the ssh program: one shared connection (ControlMaster) for a host, or for a jump host.
+
+In: Settings of a host and of the jump hosts before it. Out: a Login over which commands, terminals and ports are
+opened, each by a process of its own; or a HostError with ssh's own words.
+
+The user's own shared connection is used where one is open. Otherwise ssh makes a private one: it ends with the command,
+unless the user was asked something; then it stays for PERSIST_S after its last use, so that the next command need not
+ask again. `clean` ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import os
+import re
+import shlex
+import signal
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from supervisor.errors import HostError, one_line
+from supervisor.inventory import sshconfig
+from supervisor.ssh import reasons
+from supervisor.ssh.dial import CONNECT_DEADLINE_S, KEEPALIVE_COUNT, KEEPALIVE_S
+from supervisor.ssh.questions import Asking, questions, run_dir
+from supervisor.ssh.reasons import NeedsAnswer
+from supervisor.ssh.settings import chain, for_host
+from supervisor.ssh.shared import Lease, Shared
+from supervisor.ssh.wires import LocalWire, end_at_once, end_process
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable
+
+    from supervisor.inventory import Host
+    from supervisor.ssh.settings import Settings
+
+    Progress = Callable[[str, str], None]
+
+PERSIST_S = 600
+# For `ssh -O`, which asks a process of this machine.
+CONTROL_DEADLINE_S = 5.0
+LOOK_S = 0.1
+# Whatever ~/.ssh/config says about sessions: the shared connection has none of its own, and gives nothing of the
+# operator's to the node.
+OURS = (
+    *("-o", f"ControlPersist={PERSIST_S}", "-o", "ClearAllForwardings=yes", "-o", "ForwardAgent=no"),
+    *("-o", "ForwardX11=no", "-o", "RemoteCommand=none", "-o", "RequestTTY=no", "-o", "PermitLocalCommand=no"),
+    *("-o", "Tunnel=no", "-o", "LogLevel=INFO", "-o", f"ConnectTimeout={CONNECT_DEADLINE_S:.0f}"),
+    *("-o", f"ServerAliveInterval={KEEPALIVE_S:.0f}", "-o", f"ServerAliveCountMax={KEEPALIVE_COUNT}"),
+)
+_STEPS = (
+    (re.compile("Could not resolve hostname"), "resolve"),
+    (re.compile("Permission denied|Too many authentication failures|Disconnected from"), "auth"),
+)
+_NOISE = re.compile("Warning: Permanently added|Permission denied, please try again|@@@|^\\s*$")
+
+
+@dataclasses.dataclass(frozen=True)
+class Login:
+    """A shared connection of ssh."""
+
+    path: str
+    """Its socket."""
+    stays: bool
+    """It is somebody else's, or the user was asked something: it outlives the command."""
+    lease: Lease[Login] | None = None
+    """The one to the jump host before it."""
+
+    def words(self, *options: str) -> list[str]:
+        """Return the command line of a process that uses this connection, and never makes one of its own."""
+        return [
+            sshconfig.program() or "ssh",
+            *("-F", "none", "-S", self.path, "-o", "ProxyCommand=false"),
+            *options,
+        ]
+
+    async def control(self, request: str) -> bool:
+        """Send `check` or `stop` to the process that holds the connection; returns whether it answers."""
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self.words("-O", request, "shared"),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError:
+            return False
+        await end_process(process, (signal.SIGKILL,), CONTROL_DEADLINE_S)
+        return process.returncode == 0
+
+    async def close(self) -> None:
+        """End it once nothing uses it, unless it stays."""
+        if not self.stays:
+            await self.control("stop")
+        if self.lease is not None:
+            await self.lease.give_back()
+
+
+async def log_in(
+    label: str, settings: Settings, jumps: Sequence[Settings], progress: Progress, *, may_ask: bool
+) -> Lease[Login]:
+    """Return the use of a login, made if there is none; raises HostError.
+
+    `may_ask`: False to fail instead of asking, and not to try where something was asked before.
+    """
+    path = _path(settings, jumps)
+
+    async def make() -> Login:
+        async with _alone(path):
+            return await _make(path, settings, jumps, progress, may_ask)
+
+    try:
+        return await _logins().lease(path, make)
+    except HostError as error:
+        if error.host == label:
+            raise
+        raise type(error)(label, error.step, f"{error.host}: {error.reason}", error.hint) from error
+
+
+async def find(settings: Settings, jumps: Sequence[Settings]) -> Login | None:
+    """Return the login that is open already: the user's own, or one of ours."""
+    for path in filter(None, (settings.control_path, _path(settings, jumps))):
+        login = Login(path, stays=True)
+        if os.path.exists(path) and await login.control("check"):
+            return login
+    return None
+
+
+async def end_logins(hosts: Iterable[Host]) -> None:
+    """End our logins to these hosts and to their jump hosts, as soon as nothing uses them."""
+    paths: dict[str, None] = {}
+    for host in hosts:
+        with contextlib.suppress(HostError):
+            settings = for_host(host)
+            ways = [*chain(host, settings), settings]
+            paths.update(dict.fromkeys(_path(way, ways[:at]) for at, way in reversed([*enumerate(ways)])))
+    for path in paths:
+        if os.path.exists(path):
+            await Login(path, stays=False).control("stop")
+        with contextlib.suppress(OSError):
+            os.unlink(f"{path}.lock")
+
+
+def _path(settings: Settings, jumps: Sequence[Settings]) -> str:
+    digests = "".join(one.digest for one in (*jumps, settings))
+    return str(run_dir() / hashlib.sha256(digests.encode()).hexdigest()[:16])
+
+
+@contextlib.asynccontextmanager
+async def _alone(path: str) -> AsyncIterator[None]:
+    """Hold a login for one supervisor: a second ssh for the same socket would stay without one."""
+    file = os.open(f"{path}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            # Another supervisor logs in, and may wait for its user.
+            await asyncio.sleep(LOOK_S)
+        yield
+    finally:
+        os.close(file)
+
+
+async def _make(path: str, settings: Settings, jumps: Sequence[Settings], progress: Progress, may_ask: bool) -> Login:
+    login = await find(settings, jumps)
+    if login is not None:
+        return login
+    if not may_ask and path in _asked:
+        raise _unanswered(settings, _asked[path], may_ask)
+    lease = None
+    if jumps:
+        lease = await log_in(settings.label, jumps[-1], jumps[:-1], progress, may_ask=may_ask)
+    try:
+        progress("connect", f"{settings.where} by ssh")
+        asked = await _run(path, settings, lease, progress, may_ask)
+    except BaseException:
+        if lease is not None:
+            await lease.give_back()
+        raise
+    return Login(path, stays=bool(asked), lease=lease)
+
+
+async def _run(
+    path: str, settings: Settings, lease: Lease[Login] | None, progress: Progress, may_ask: bool
+) -> Sequence[str]:
+    """Run ssh until it has logged in and gone to the background; returns what it has asked. Raises HostError."""
+    asking = Asking(settings.label, may_ask)
+    options = [*OURS]
+    if lease is not None:
+        proxy = shlex.join(lease.thing.words("-W", "[%h]:%p", "jump"))
+        options += ["-o", f"ProxyCommand={proxy}"]
+    if not settings.checks_keys:
+        options += ["-o", "StrictHostKeyChecking=ask"]
+    words = [sshconfig.program() or "ssh", "-f", "-N", "-M", "-S", path, *options, *settings.target.options]
+    async with questions().environment(asking) as environment:
+        while True:
+            asking.withdrawn = False
+            status, output = await _end_of([*words, "--", settings.alias], environment, settings)
+            if not asking.withdrawn:
+                break
+            # The server's patience ended while the user answered for another host.
+    if asking.asked:
+        _asked[path] = one_line(asking.asked[-1])
+    if status:
+        raise _error(settings, output.decode(errors="replace"), asking)
+    progress("auth", f"as {settings.user}")
+    return asking.asked
+
+
+async def _end_of(words: Sequence[str], environment: dict[str, str], settings: Settings) -> tuple[int, bytes]:
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *words,
+            env=environment,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise HostError(settings.label, "connect", f"ssh: {error.strerror}") from error
+    try:
+        # ssh has a deadline of its own for the connection; the rest is for the handshake.
+        _, output = await questions().wait_for(process.communicate(), 2 * CONNECT_DEADLINE_S)
+    except asyncio.TimeoutError:
+        raise reasons.timeout_error(settings.label, "connect", 2 * CONNECT_DEADLINE_S, settings.where) from None
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            await end_process(process, (signal.SIGKILL,))
+    return process.returncode or 0, output
+
+
+def _error(settings: Settings, output: str, asking: Asking) -> HostError:
+    """Return the error for a login that failed, in ssh's words."""
+    if asking.unanswered and "(yes/no" in asking.unanswered:
+        reason, hint = reasons.complaint(settings, "", None)
+        return NeedsAnswer(settings.label, "connect", f"{reason}; ssh asks “{asking.unanswered}”", hint)
+    if asking.unanswered:
+        return _unanswered(settings, asking.unanswered, asking.may_ask)
+    if "Host key verification failed" in output:
+        return HostError(settings.label, "connect", *reasons.complaint(settings, "", None))
+    lines = [line for line in output.splitlines() if not _NOISE.search(line)]
+    step = next((step for pattern, step in _STEPS if pattern.search(output)), "connect")
+    reason = lines[-1].strip() if lines else "ssh failed without a word"
+    if step == "auth":
+        refused = reasons.auth_refused(settings)
+        return HostError(settings.label, step, f"{refused.reason}; ssh says: {reason}", refused.hint)
+    return HostError(settings.label, step, reason, f"try by hand: {shlex.join(_by_hand(settings))}")
+
+
+def _unanswered(settings: Settings, question: str, may_ask: bool) -> NeedsAnswer:
+    if not may_ask:
+        return NeedsAnswer(settings.label, "auth", f"needs your answer: {question}", "press A on the screen of the job")
+    hint = "run it in a terminal; or log in by hand with ControlMaster, or load the key into an ssh-agent, before"
+    return NeedsAnswer(settings.label, "auth", f"ssh asks “{question}”, and there is no answer", hint)
+
+
+def _by_hand(settings: Settings) -> list[str]:
+    return ["ssh", *settings.target.options, settings.alias, "true"]
+
+
+class PortWriter:
+    """What is sent to a port of a node, by a process of ssh."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None
+        self._process = process
+        self.write = process.stdin.write
+        self.drain = process.stdin.drain
+        self.write_eof = process.stdin.write_eof
+
+    def close(self) -> None:
+        """End the connection and the process."""
+        end_at_once(self._process)
+
+
+class OpenSshWire(LocalWire):
+    """The command in a session over a login."""
+
+    def __init__(self, process: asyncio.subprocess.Process, login: Lease[Login]) -> None:
+        super().__init__(process)
+        self._login = login
+        self.words = login.thing.words
+
+    @classmethod
+    async def open(cls, login: Lease[Login], command: str) -> OpenSshWire:
+        """Run a command; raises OSError. The login is returned when the wire is closed, or if this fails."""
+        try:
+            return cls(await cls.run(login.thing.words("-T", "node", command)), login)
+        except BaseException:
+            await login.give_back()
+            raise
+
+    async def open_port(self, port: int) -> tuple[asyncio.StreamReader, PortWriter]:
+        """Connect to a port of the node; one on which nothing listens is closed at once. Raises OSError."""
+        process = await self.run(self.words("-W", f"localhost:{port}", "node"))
+        assert process.stdout is not None
+        return process.stdout, PortWriter(process)
+
+    async def close(self) -> None:
+        """End the session, and the use of the login."""
+        try:
+            await super().close()
+        finally:
+            await self._login.give_back()
+
+
+_asked: dict[str, str] = {}
+"""What logins have asked in this process, by their socket."""
+_by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Shared[Login]] = weakref.WeakKeyDictionary()
+
+
+def _logins() -> Shared[Login]:
+    made = Shared[Login](lambda login: Path(login.path).exists(), lambda login: login.close())
+    return _by_loop.setdefault(asyncio.get_running_loop(), made)

@@ -1,0 +1,248 @@
+"""What ssh asks: a passphrase, a password, a code, whether a host key is right. It is asked where the user is.
+
+In: ssh processes with the environment of an Asking, whose questions come back over a private socket (SSH_ASKPASS).
+Out: each question, one after the other, on the terminal or by a screen; the answer goes to ssh
+alone. Deadlines in which a question may fall are measured by `clock`, which stands still while one is open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import shlex
+import stat
+import sys
+import time
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from supervisor.errors import SupervisorError, one_line
+from supervisor.standard_streams import ask_on_terminal, has_terminal
+
+T = TypeVar("T")
+
+# A path of a socket has at most 104 bytes on some systems, and ssh adds 17 while it makes one.
+LONGEST_RUN_DIR = 60
+LONGEST_QUESTION = 16 * 1024
+# The helper that ssh runs: it passes the question on, and prints the answer. Exit code 1: there is none.
+HELPER = """
+import json, os, socket, sys
+with socket.socket(socket.AF_UNIX) as s:
+    s.connect(os.environ["SUPERVISOR_ASKPASS"])
+    hint = os.environ.get("SSH_ASKPASS_PROMPT", "")
+    s.sendall(json.dumps([os.environ["SUPERVISOR_ASKING"], " ".join(sys.argv[1:]), hint]).encode() + b"\\n")
+    answer = b"".join(iter(lambda: s.recv(4096), b""))
+if not answer.startswith(b"+"):
+    sys.exit(1)
+os.write(1, answer[1:] + b"\\n")
+"""
+
+
+class Question(NamedTuple):
+    """One question of ssh."""
+
+    where: str
+    """The host or the jump host."""
+    prompt: str
+    """ssh's own text, which a server may have written."""
+    kind: str = "secret"
+    """secret, yes_no (the answer is a word, and visible), or notice (there is nothing to answer: a key waits to be
+    touched)."""
+
+
+Asker = Callable[[Question], Awaitable["str | None"]]
+
+
+def run_dir() -> Path:
+    """Return the directory of our sockets, made private to this user; raises SupervisorError."""
+    base = os.environ.get("XDG_RUNTIME_DIR", "")
+    path = Path(base) / "supervisor"
+    if not base or len(os.fsencode(path)) > LONGEST_RUN_DIR:
+        path = Path(f"/tmp/supervisor-{os.getuid()}")
+    try:
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+        found = path.lstat()
+    except OSError as error:
+        raise SupervisorError(f"{path}: {error.strerror}", "set XDG_RUNTIME_DIR to a directory of yours") from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise SupervisorError(f"{path} is not yours alone", f"remove it, or: chmod 700 {path}")
+    return path
+
+
+class Asking:
+    """The questions of one ssh process."""
+
+    def __init__(self, where: str, may_ask: bool) -> None:
+        self.where = where
+        self.may_ask = may_ask
+        self.asked: list[str] = []
+        """What has been asked."""
+        self.unanswered = ""
+        """The question to which there was no answer."""
+        self.withdrawn = False
+        """ssh gave up before the user saw its question."""
+
+
+class Questions:
+    """The questions of all ssh processes of one event loop."""
+
+    def __init__(self) -> None:
+        self._asker: Asker | None = None
+        """Asks the user; None: on the terminal, if there is one."""
+        self.on_demand = False
+        """Hosts that are connected to again ask only once the user has called for the questions."""
+        self._askings: dict[str, Asking] = {}
+        self._turn = asyncio.Lock()
+        self._passphrases: dict[str, str] = {}
+        """Of key files, by ssh's question: the same file opens many hosts."""
+        self._server: asyncio.Server | None = None
+        self._open = 0
+        self._open_since = self._stood_s = 0.0
+
+    @contextlib.contextmanager
+    def on_screen(self, asker: Asker) -> Iterator[None]:
+        """Ask by a screen until the end of the block; hosts that are lost then wait until the user calls for it."""
+        self._asker, self.on_demand = asker, True
+        try:
+            yield
+        finally:
+            self._asker, self.on_demand = None, False
+
+    @property
+    def can_ask(self) -> bool:
+        """Tell whether anybody can answer."""
+        return self._asker is not None or has_terminal()
+
+    def clock(self) -> float:
+        """Return seconds of a clock that stands still while a question is open."""
+        now = self._open_since if self._open else time.monotonic()
+        return now - self._stood_s
+
+    async def wait_for(self, work: Awaitable[T], timeout_s: float | None) -> T:
+        """Wait like asyncio.wait_for, by `clock`; raises asyncio.TimeoutError. The work has ended when this returns."""
+        task = asyncio.ensure_future(work)
+        end = None if timeout_s is None else self.clock() + timeout_s
+        try:
+            while True:
+                left = None if end is None else max(0.0, end - self.clock())
+                done, _ = await asyncio.wait({task}, timeout=left)
+                if done:
+                    return task.result()
+                if end is not None and self.clock() >= end:
+                    raise asyncio.TimeoutError
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    @contextlib.asynccontextmanager
+    async def environment(self, asking: Asking) -> AsyncIterator[dict[str, str]]:
+        """Yield the variables for one ssh process, as long as it may ask."""
+        folder = run_dir()
+        path, helper = folder / f"ask.{os.getpid()}", folder / "askpass"
+        if self._server is None:
+            path.unlink(missing_ok=True)
+            _write_helper(helper)
+            self._server = await asyncio.start_unix_server(self._serve, path, limit=LONGEST_QUESTION)
+        name = secrets.token_hex(8)
+        self._askings[name] = asking
+        try:
+            yield {
+                **os.environ,
+                "SSH_ASKPASS": str(helper),
+                "SSH_ASKPASS_REQUIRE": "force",
+                # ssh before 8.4 asks a helper only if there is a display.
+                "DISPLAY": os.environ.get("DISPLAY") or ":",
+                "SUPERVISOR_ASKPASS": str(path),
+                "SUPERVISOR_ASKING": name,
+            }
+        finally:
+            del self._askings[name]
+            if not self._askings and self._server is not None:
+                self._server.close()
+                self._server = None
+                path.unlink(missing_ok=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one question."""
+        try:
+            name, prompt, hint = json.loads(await reader.readline())
+            asking = self._askings.get(name)
+            if asking is not None:
+                # The helper ends if ssh needs no answer any more.
+                gone = asyncio.ensure_future(reader.read())
+                answering = asyncio.ensure_future(self._answer(asking, str(prompt), str(hint)))
+                await asyncio.wait({gone, answering}, return_when=asyncio.FIRST_COMPLETED)
+                for task in (gone, answering):
+                    task.cancel()
+                answer, _ = await asyncio.gather(answering, gone, return_exceptions=True)
+                if isinstance(answer, str):
+                    writer.write(b"+" + answer.encode("utf-8", "surrogateescape"))
+                    await writer.drain()
+        except (ValueError, TypeError, OSError):
+            return
+        finally:
+            writer.close()
+
+    async def _answer(self, asking: Asking, prompt: str, hint: str) -> str | None:
+        is_new = prompt not in asking.asked
+        if hint != "none":
+            asking.asked.append(prompt)
+        if is_new and prompt in self._passphrases:
+            return self._passphrases[prompt]
+        self._passphrases.pop(prompt, None)
+        if not asking.may_ask or not self.can_ask:
+            asking.unanswered = one_line(prompt)
+            return None
+        kind = "notice" if hint == "none" else "yes_no" if hint == "confirm" or "(yes/no" in prompt else "secret"
+        asking.withdrawn = True
+        with self._opened():
+            async with self._turn:
+                asking.withdrawn = False
+                answer = await (self._asker or _on_terminal)(Question(asking.where, prompt, kind))
+        if answer is None:
+            asking.unanswered = one_line(prompt)
+        elif prompt.startswith("Enter passphrase for "):
+            self._passphrases[prompt] = answer
+        elif hint == "confirm" and answer != "yes":
+            return None
+        return answer
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[None]:
+        """Hold the clock."""
+        if not self._open:
+            self._open_since = time.monotonic()
+        self._open += 1
+        try:
+            yield
+        finally:
+            self._open -= 1
+            if not self._open:
+                self._stood_s += time.monotonic() - self._open_since
+
+
+def _write_helper(path: Path) -> None:
+    draft = path.with_name(f"askpass.{os.getpid()}")
+    draft.touch(mode=0o700)
+    draft.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -S -c {shlex.quote(HELPER)} "$@"\n')
+    draft.replace(path)
+
+
+async def _on_terminal(question: Question) -> str | None:
+    text = f"{question.where}: {question.prompt.rstrip()} "
+    return await ask_on_terminal(text, visible=question.kind == "yes_no", answered=question.kind != "notice")
+
+
+_by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Questions] = weakref.WeakKeyDictionary()
+
+
+def questions() -> Questions:
+    """Return the questions of the running event loop."""
+    return _by_loop.setdefault(asyncio.get_running_loop(), Questions())
