@@ -173,8 +173,9 @@ async def _make(path: str, settings: Settings, jumps: Sequence[Settings], progre
     login = await find(settings, jumps)
     if login is not None:
         return login
-    if not may_ask and path in _asked:
-        raise _unanswered(settings, _asked[path], may_ask)
+    open_questions = [question for question in _asked.get(path, ()) if not questions().remembers(question)]
+    if not may_ask and open_questions:
+        raise _unanswered(settings, one_line(open_questions[-1]), may_ask)
     lease = None
     if jumps:
         lease = await log_in(settings.label, jumps[-1], jumps[:-1], progress, may_ask=may_ask)
@@ -208,7 +209,7 @@ async def _run(
                 break
             # The server's patience ended while the user answered for another host.
     if asking.asked:
-        _asked[path] = one_line(asking.asked[-1])
+        _asked[path] = [question for question in asking.asked if "(yes/no" not in question]
     if status:
         raise _error(settings, output.decode(errors="replace"), asking)
     progress("auth", f"as {settings.user}")
@@ -315,8 +316,8 @@ class OpenSshWire(LocalWire):
             await self._login.give_back()
 
 
-_asked: dict[str, str] = {}
-"""What logins have asked in this process, by their socket."""
+_asked: dict[str, Sequence[str]] = {}
+"""What logins have asked in this process and will ask again, by their socket."""
 _by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Shared[Login]] = weakref.WeakKeyDictionary()
 
 

@@ -119,6 +119,10 @@ class Questions:
         """Tell whether anybody can answer."""
         return self._asker is not None or has_terminal()
 
+    def remembers(self, prompt: str) -> bool:
+        """Tell whether the answer to a question is known: the passphrase of a key file."""
+        return prompt in self._passphrases
+
     def clock(self) -> float:
         """Return seconds of a clock that stands still while a question is open."""
         now = self._open_since if self._open else time.monotonic()

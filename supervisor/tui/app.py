@@ -603,12 +603,13 @@ class SupervisorApp(App[int], inherit_bindings=False):
             if not answer.done():
                 answer.set_result(typed)
 
-        self.push_screen(dialog, close)
+        # Whoever asks is no part of the application: only what the application calls itself may open a screen.
+        self.call_later(self.push_screen, dialog, close)
         try:
             return await answer
         finally:
             if answer.cancelled() and self.is_running:
-                dialog.dismiss(None)
+                self.call_later(dialog.dismiss, None)
 
     def action_leave(self) -> None:
         """Ask whether to detach or to stop the job; exit at once if it has ended."""

@@ -29,6 +29,7 @@ from tests.bench import (
     screen,
     snapshots,
     standby,
+    transports,
 )
 from tests.bench.report import Report
 from tests.cluster import ClusterError, cluster_obstacle
@@ -52,6 +53,7 @@ BENCHMARKS: dict[str, Callable[[], Report]] = {
     "odd": odd.run,
     "snapshots": snapshots.run,
     "last_output": last_output.run,
+    "transports": transports.run,
 }
 
 

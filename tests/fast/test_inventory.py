@@ -275,3 +275,18 @@ def test_an_unreadable_key_is_refused(tmp_path: Path) -> None:
     error = _refused(tmp_path, ONE + 'identity_file = "/proc/self/mem"\n')
     assert "identity_file: /proc/self/mem cannot be read: Input/output error" in error.message
     assert "ls -l" in error.hint
+
+
+def test_every_option_of_ssh_is_in_the_documentation_as_it_is_treated() -> None:
+    """The table in docs/hosts.md has a row for what needs the ssh program; all other rows are about what does not."""
+    text = (Path(__file__).parents[2] / "docs" / "hosts.md").read_text()
+    table = text.partition("options of `man ssh_config`:\n\n")[2].partition("\n\n")[0]
+    rows = [line.split(" | ") for line in table.splitlines() if " | " in line]
+    named = {name.lower(): effect for names, effect in rows[1:] for name in re.findall(r"\b[A-Z]\w+\b", names)}
+    only_ssh = {name for name, effect in named.items() if "the ssh program is used wherever" in effect}
+    # ProxyCommand has a rule of its own; the last three are no options of a host.
+    others = named.keys() - only_ssh - {"proxycommand", "ignoreunknown", "include", "match"}
+    assert {name for name in named if name in others and settings.AS_WELL.fullmatch(name) is None} == set()
+    assert {name for name in only_ssh if settings.AS_WELL.fullmatch(name)} == set()
+    known = sshconfig.resolve("n1").options.keys()
+    assert known - named.keys() == set()
