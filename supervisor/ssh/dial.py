@@ -97,7 +97,7 @@ async def _once(
 async def _handshake(
     settings: Settings, progress: Progress, attempt: Attempt, way: dict[str, Any]
 ) -> asyncssh.SSHClientConnection:
-    keys = [str(path) for path in (*settings.keys, *settings.locked)]
+    keys = [str(path) for path in settings.keys]
     if settings.only_these and keys:
         public = await asyncio.to_thread(_public_halves, keys)
         # Ask the agent only for these keys: a server refuses after a few wrong ones.
@@ -141,7 +141,7 @@ async def _tcp(settings: Settings, progress: Progress) -> socket.socket:
     progress("resolve", settings.host)
     try:
         addresses = await asyncio.wait_for(
-            loop.getaddrinfo(settings.host, settings.port, family=settings.family, type=socket.SOCK_STREAM),
+            loop.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM),
             RESOLVE_DEADLINE_S,
         )
     except asyncio.TimeoutError:
@@ -168,8 +168,6 @@ async def _connect_socket(settings: Settings, kind: tuple[int, int, int], addres
     sock = socket.socket(*kind)
     try:
         sock.setblocking(False)
-        if settings.bind:
-            sock.bind((settings.bind, 0))
         await asyncio.get_running_loop().sock_connect(sock, address)
     except BaseException:
         sock.close()

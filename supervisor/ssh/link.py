@@ -324,20 +324,16 @@ _needed_ssh: dict[str, str] = {}
 async def _open_asyncssh(
     host: Host, settings: Settings, jumps: Sequence[Settings], command: str, progress: Progress, may_ask: bool
 ) -> Wire:
-    jump = proxy = None
+    proxy = None
     if jumps:
         jump = await log_in(host.name, jumps[-1], jumps[:-1], progress, may_ask=may_ask)
-        proxy = jump.thing.words("-W", f"[{settings.host}]:{settings.port}", "jump")
-    connection = None
+        proxy = jump.words("-W", f"[{settings.host}]:{settings.port}", "jump")
+    connection = await dial(settings, proxy, progress)
     try:
-        connection = await dial(settings, proxy, progress)
-        return await SshWire.open(connection, jump, command)
+        return await SshWire.open(connection, command)
     except BaseException as error:
-        if connection is not None:
-            with contextlib.suppress(asyncio.TimeoutError):
-                await hang_up(connection)
-        if jump is not None:
-            await jump.give_back()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await hang_up(connection)
         if isinstance(error, asyncssh.ChannelOpenError):
             raise reasons.channel_error(settings, error) from error
         if isinstance(error, asyncio.TimeoutError):

@@ -3,9 +3,8 @@
 In: Settings of a host and of the jump hosts before it. Out: a Login over which commands, terminals and ports are
 opened, each by a process of its own; or a HostError with ssh's own words.
 
-The user's own shared connection is used where one is open. Otherwise ssh makes a private one: it ends with the command,
-unless the user was asked something; then it stays for PERSIST_S after its last use, so that the next command need not
-ask again. `clean` ends it.
+The user's own shared connection is used where one is open. Otherwise ssh makes a private one, which stays for PERSIST_S
+after its last use, so that the next command need not log in, and ask, again. `clean` ends it.
 """
 
 from __future__ import annotations
@@ -21,17 +20,15 @@ import shlex
 import signal
 import weakref
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from supervisor.errors import HostError, one_line
 from supervisor.inventory import sshconfig
 from supervisor.ssh import reasons
-from supervisor.ssh.dial import CONNECT_DEADLINE_S, KEEPALIVE_COUNT, KEEPALIVE_S
+from supervisor.ssh.dial import CONNECT_DEADLINE_S
 from supervisor.ssh.questions import Asking, questions, run_dir
 from supervisor.ssh.reasons import NeedsAnswer
 from supervisor.ssh.settings import chain, for_host
-from supervisor.ssh.shared import Lease, Shared
 from supervisor.ssh.wires import LocalWire, end_at_once, end_process
 
 if TYPE_CHECKING:
@@ -52,7 +49,8 @@ OURS = (
     *("-o", f"ControlPersist={PERSIST_S}", "-o", "ClearAllForwardings=yes", "-o", "ForwardAgent=no"),
     *("-o", "ForwardX11=no", "-o", "RemoteCommand=none", "-o", "RequestTTY=no", "-o", "PermitLocalCommand=no"),
     *("-o", "Tunnel=no", "-o", "LogLevel=INFO", "-o", f"ConnectTimeout={CONNECT_DEADLINE_S:.0f}"),
-    *("-o", f"ServerAliveInterval={KEEPALIVE_S:.0f}", "-o", f"ServerAliveCountMax={KEEPALIVE_COUNT}"),
+    # A dead connection must not stand in the way of the next one for long.
+    *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"),
 )
 _STEPS = (
     (re.compile("Could not resolve hostname"), "resolve"),
@@ -61,76 +59,65 @@ _STEPS = (
 _NOISE = re.compile("Warning: Permanently added|Permission denied, please try again|@@@|^\\s*$")
 
 
-@dataclasses.dataclass(frozen=True)
-class Login:
-    """A shared connection of ssh."""
+class Login(NamedTuple):
+    """A shared connection of ssh, by its socket."""
 
     path: str
-    """Its socket."""
-    stays: bool
-    """It is somebody else's, or the user was asked something: it outlives the command."""
-    lease: Lease[Login] | None = None
-    """The one to the jump host before it."""
 
     def words(self, *options: str) -> list[str]:
         """Return the command line of a process that uses this connection, and never makes one of its own."""
-        return [
-            sshconfig.program() or "ssh",
-            *("-F", "none", "-S", self.path, "-o", "ProxyCommand=false"),
-            *options,
-        ]
+        program = sshconfig.program() or "ssh"
+        return [program, "-F", "none", "-S", self.path, "-o", "ProxyCommand=false", *options]
 
     async def control(self, request: str) -> bool:
         """Send `check` or `stop` to the process that holds the connection; returns whether it answers."""
+        if not os.path.exists(self.path):
+            return False
+        quiet = asyncio.subprocess.DEVNULL
         try:
             process = await asyncio.create_subprocess_exec(
-                *self.words("-O", request, "shared"),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.DEVNULL,
-                start_new_session=True,
+                *self.words("-O", request, "node"), stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
             )
         except OSError:
             return False
         await end_process(process, (signal.SIGKILL,), CONTROL_DEADLINE_S)
         return process.returncode == 0
 
-    async def close(self) -> None:
-        """End it once nothing uses it, unless it stays."""
-        if not self.stays:
-            await self.control("stop")
-        if self.lease is not None:
-            await self.lease.give_back()
-
-
-async def log_in(
-    label: str, settings: Settings, jumps: Sequence[Settings], progress: Progress, *, may_ask: bool
-) -> Lease[Login]:
-    """Return the use of a login, made if there is none; raises HostError.
-
-    `may_ask`: False to fail instead of asking, and not to try where something was asked before.
-    """
-    path = _path(settings, jumps)
-
-    async def make() -> Login:
-        async with _alone(path):
-            return await _make(path, settings, jumps, progress, may_ask)
-
-    try:
-        return await _logins().lease(path, make)
-    except HostError as error:
-        if error.host == label:
-            raise
-        raise type(error)(label, error.step, f"{error.host}: {error.reason}", error.hint) from error
-
 
 async def find(settings: Settings, jumps: Sequence[Settings]) -> Login | None:
     """Return the login that is open already: the user's own, or one of ours."""
     for path in filter(None, (settings.control_path, _path(settings, jumps))):
-        login = Login(path, stays=True)
-        if os.path.exists(path) and await login.control("check"):
+        login = Login(path)
+        if await login.control("check"):
             return login
     return None
+
+
+async def log_in(
+    label: str, settings: Settings, jumps: Sequence[Settings], progress: Progress, *, may_ask: bool
+) -> Login:
+    """Return a login, made if there is none; raises HostError.
+
+    `may_ask`: False to fail instead of asking, and not to try where something was asked before.
+    """
+    path = _path(settings, jumps)
+    making = _makings().get(path)
+    if making is None or making.task.done():
+        work = asyncio.ensure_future(_make(path, settings, jumps, progress, may_ask))
+        making = _makings()[path] = _Making(work)
+    making.waiting += 1
+    try:
+        # Others wait for the same login: cancelling one must not cancel it.
+        return await asyncio.shield(making.task)
+    except HostError as error:
+        if error.host == label:
+            raise
+        raise type(error)(label, error.step, f"{error.host}: {error.reason}", error.hint) from error
+    finally:
+        making.waiting -= 1
+        if not making.waiting and not making.task.done():
+            making.task.cancel()
+            await asyncio.gather(making.task, return_exceptions=True)
 
 
 async def end_logins(hosts: Iterable[Host]) -> None:
@@ -142,8 +129,7 @@ async def end_logins(hosts: Iterable[Host]) -> None:
             ways = [*chain(host, settings), settings]
             paths.update(dict.fromkeys(_path(way, ways[:at]) for at, way in reversed([*enumerate(ways)])))
     for path in paths:
-        if os.path.exists(path):
-            await Login(path, stays=False).control("stop")
+        await Login(path).control("stop")
         with contextlib.suppress(OSError):
             os.unlink(f"{path}.lock")
 
@@ -170,34 +156,27 @@ async def _alone(path: str) -> AsyncIterator[None]:
 
 
 async def _make(path: str, settings: Settings, jumps: Sequence[Settings], progress: Progress, may_ask: bool) -> Login:
-    login = await find(settings, jumps)
-    if login is not None:
-        return login
-    open_questions = [question for question in _asked.get(path, ()) if not questions().remembers(question)]
-    if not may_ask and open_questions:
-        raise _unanswered(settings, one_line(open_questions[-1]), may_ask)
-    lease = None
-    if jumps:
-        lease = await log_in(settings.label, jumps[-1], jumps[:-1], progress, may_ask=may_ask)
-    try:
+    async with _alone(path):
+        login = await find(settings, jumps)
+        if login is not None:
+            return login
+        again = [question for question in _asked.get(path, ()) if not questions().remembers(question)]
+        if not may_ask and again:
+            raise _unanswered(settings, one_line(again[-1]), may_ask)
+        jump = None
+        if jumps:
+            jump = await log_in(settings.label, jumps[-1], jumps[:-1], progress, may_ask=may_ask)
         progress("connect", f"{settings.where} by ssh")
-        asked = await _run(path, settings, lease, progress, may_ask)
-    except BaseException:
-        if lease is not None:
-            await lease.give_back()
-        raise
-    return Login(path, stays=bool(asked), lease=lease)
+        await _run(path, settings, jump, progress, may_ask)
+        return Login(path)
 
 
-async def _run(
-    path: str, settings: Settings, lease: Lease[Login] | None, progress: Progress, may_ask: bool
-) -> Sequence[str]:
-    """Run ssh until it has logged in and gone to the background; returns what it has asked. Raises HostError."""
+async def _run(path: str, settings: Settings, jump: Login | None, progress: Progress, may_ask: bool) -> None:
+    """Run ssh until it has logged in and gone to the background; raises HostError."""
     asking = Asking(settings.label, may_ask)
     options = [*OURS]
-    if lease is not None:
-        proxy = shlex.join(lease.thing.words("-W", "[%h]:%p", "jump"))
-        options += ["-o", f"ProxyCommand={proxy}"]
+    if jump is not None:
+        options += ["-o", f"ProxyCommand={shlex.join(jump.words('-W', '[%h]:%p', 'jump'))}"]
     if not settings.checks_keys:
         options += ["-o", "StrictHostKeyChecking=ask"]
     words = [sshconfig.program() or "ssh", "-f", "-N", "-M", "-S", path, *options, *settings.target.options]
@@ -213,7 +192,6 @@ async def _run(
     if status:
         raise _error(settings, output.decode(errors="replace"), asking)
     progress("auth", f"as {settings.user}")
-    return asking.asked
 
 
 async def _end_of(words: Sequence[str], environment: dict[str, str], settings: Settings) -> tuple[int, bytes]:
@@ -288,19 +266,14 @@ class PortWriter:
 class OpenSshWire(LocalWire):
     """The command in a session over a login."""
 
-    def __init__(self, process: asyncio.subprocess.Process, login: Lease[Login]) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, login: Login) -> None:
         super().__init__(process)
-        self._login = login
-        self.words = login.thing.words
+        self.words = login.words
 
     @classmethod
-    async def open(cls, login: Lease[Login], command: str) -> OpenSshWire:
-        """Run a command; raises OSError. The login is returned when the wire is closed, or if this fails."""
-        try:
-            return cls(await cls.run(login.thing.words("-T", "node", command)), login)
-        except BaseException:
-            await login.give_back()
-            raise
+    async def open(cls, login: Login, command: str) -> OpenSshWire:
+        """Run a command; raises OSError."""
+        return cls(await cls.run(login.words("-T", "node", command)), login)
 
     async def open_port(self, port: int) -> tuple[asyncio.StreamReader, PortWriter]:
         """Connect to a port of the node; one on which nothing listens is closed at once. Raises OSError."""
@@ -308,19 +281,19 @@ class OpenSshWire(LocalWire):
         assert process.stdout is not None
         return process.stdout, PortWriter(process)
 
-    async def close(self) -> None:
-        """End the session, and the use of the login."""
-        try:
-            await super().close()
-        finally:
-            await self._login.give_back()
+
+@dataclasses.dataclass
+class _Making:
+    """A login that is being made, and how many wait for it."""
+
+    task: asyncio.Task[Login]
+    waiting: int = 0
 
 
 _asked: dict[str, Sequence[str]] = {}
 """What logins have asked in this process and will ask again, by their socket."""
-_by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Shared[Login]] = weakref.WeakKeyDictionary()
+_by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, _Making]] = weakref.WeakKeyDictionary()
 
 
-def _logins() -> Shared[Login]:
-    made = Shared[Login](lambda login: Path(login.path).exists(), lambda login: login.close())
-    return _by_loop.setdefault(asyncio.get_running_loop(), made)
+def _makings() -> dict[str, _Making]:
+    return _by_loop.setdefault(asyncio.get_running_loop(), {})

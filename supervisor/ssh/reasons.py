@@ -79,7 +79,8 @@ def ssh_error(settings: Settings, attempt: Attempt, error: Exception) -> HostErr
         return HostError(label, step, f"{settings.where} closed the connection")
     if isinstance(error, OSError):
         return network_error(settings, error)
-    return HostError(label, step, f"{settings.where}: {error}")
+    # A key file that asyncssh cannot read, for example.
+    return NeedsSsh(label, step, f"{settings.where}: {error}")
 
 
 def _protocol_error(settings: Settings, attempt: Attempt, error: asyncssh.Error) -> HostError:
@@ -125,9 +126,6 @@ def auth_refused(settings: Settings) -> HostError:
     if settings.agent:
         tried.append("ssh-agent")
     hint = f"try by hand: ssh -p {settings.port} {settings.user}@{settings.host}"
-    if settings.locked:
-        locked = ", ".join(short(str(path)) for path in settings.locked)
-        hint = f"{locked} needs a passphrase: ssh-add {short(str(settings.locked[0]))}"
     text = f"auth refused for user {settings.user}; keys tried: {', '.join(tried) or 'none, there is no key here'}"
     return NeedsSsh(settings.label, "auth", text, hint)
 

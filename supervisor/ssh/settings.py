@@ -10,7 +10,6 @@ import hashlib
 import os
 import re
 import shlex
-import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,7 +17,6 @@ from supervisor.errors import HostError
 from supervisor.inventory import sshconfig
 from supervisor.inventory.sshconfig import Resolved, SshConfigError, options_of
 from supervisor.inventory.targets import Hop, TargetError, parse_hops
-from supervisor.ssh_library import asyncssh
 
 if TYPE_CHECKING:
     from supervisor.inventory import Host
@@ -27,12 +25,11 @@ MAX_HOPS = 8
 DEFAULT_KEYS = ("id_ed25519_sk", "id_ecdsa_sk", "id_ed25519", "id_ecdsa", "id_rsa")
 DEFAULT_KNOWN_HOSTS = ("~/.ssh/known_hosts", "~/.ssh/known_hosts2", "/etc/ssh/ssh_known_hosts")
 AGENT_VARIABLE = "SSH_AUTH_SOCK"
-FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
 # asyncssh does all that ssh would if only these options differ from ssh's defaults: those that it is told, too, and
 # those that change nothing for us. These are about sessions, forwarding and waiting, which we set ourselves, about what
 # ssh prints, or about ways to log in: where asyncssh does not get in, ssh tries. Any other option needs ssh.
 AS_WELL = re.compile(
-    r"host(name|keyalias)?|port|user|addressfamily|bindaddress|(global|user)knownhostsfile|identit\w+|proxyjump|"
+    r"host(name|keyalias)?|port|user|(global|user)knownhostsfile|identit\w+|proxyjump|"
     r"addkeystoagent|batchmode|canonical\w+|checkhostip|clearallforwardings|compression|connect(ionattempts|timeout)|"
     r"control(master|path|persist)|enable\w+|escapechar|exitonforwardfailure|fingerprinthash|forkafterauthentication|"
     r"(dynamic|local|remote)?forward\w*|gatewayports|(gssapi|hostbased)\w+|hashknownhosts|ipqos|log(level|verbose)|"
@@ -63,8 +60,6 @@ class Settings:
     port: int
     user: str
     keys: tuple[Path, ...]
-    locked: tuple[Path, ...]
-    """Key files that only ssh or an ssh-agent can use: with a passphrase, or on a device."""
     only_these: bool
     """Whether only these keys are offered (identity_file of hosts.toml, or IdentitiesOnly)."""
     agent: str
@@ -72,8 +67,6 @@ class Settings:
     known_hosts: tuple[Path, ...]
     jump: Target | None
     host_key_alias: str | None
-    family: int
-    bind: str | None
     only_ssh: str
     """The options of the ssh configuration that only ssh itself can carry out; empty: asyncssh can, too."""
     control_path: str
@@ -135,7 +128,6 @@ def _beside(host: Host, jump: Target) -> Target:
 
 def _settings(label: str, target: Target, strict: Path | None = None) -> Settings:
     resolved = sshconfig.resolve(*target)
-    keys, locked = _keys(label, resolved, strict)
     agent = _agent_path(resolved.value("identityagent"))
     jump, others = _jump(resolved)
     identity = (target, sorted(resolved.options.items()))
@@ -145,15 +137,12 @@ def _settings(label: str, target: Target, strict: Path | None = None) -> Setting
         host=resolved.host,
         port=resolved.port,
         user=resolved.user,
-        keys=tuple(keys),
-        locked=tuple(locked),
+        keys=_keys(resolved, strict),
         only_these=strict is not None or resolved.value("identitiesonly") == "yes",
         agent=agent if _is_socket(agent) else "",
         known_hosts=_known_hosts(target, resolved),
         jump=jump,
         host_key_alias=resolved.value("hostkeyalias") or None,
-        family=FAMILIES.get(resolved.value("addressfamily"), socket.AF_UNSPEC),
-        bind=resolved.value("bindaddress") or None,
         only_ssh=", ".join(others),
         control_path=_set(resolved.value("controlpath")),
         checks_keys=resolved.value("stricthostkeychecking") not in ("false", "no", "off"),
@@ -218,26 +207,11 @@ def jump_of(command: str) -> Target | None:
     return Target(name, (*options, *(("-l", user) if at else ())))
 
 
-def _keys(label: str, resolved: Resolved, strict: Path | None) -> tuple[list[Path], list[Path]]:
-    """Return the key files that asyncssh can use, and those that it cannot."""
-    named = [strict] if strict is not None else []
-    files = [_file(name) for name in resolved.options.get("identityfile", ())]
-    if not resolved.options:
-        files = [_file(f"~/.ssh/{key}") for key in DEFAULT_KEYS]
-    keys, locked = [], []
-    for file in named or files:
-        try:
-            usable = bool(asyncssh.load_keypairs([str(file)], ignore_encrypted=True))
-        except (OSError, asyncssh.KeyImportError, asyncssh.KeyEncryptionError) as error:
-            if strict is not None:
-                text = error.strerror if isinstance(error, OSError) else str(error)
-                raise HostError(label, "auth", f"identity file {file}: {text}") from error
-            usable = False
-        if usable:
-            keys.append(file)
-        elif file.exists():
-            locked.append(file)
-    return keys, locked
+def _keys(resolved: Resolved, strict: Path | None) -> tuple[Path, ...]:
+    """Return the key files that exist."""
+    named = resolved.options.get("identityfile", tuple(f"~/.ssh/{key}" for key in DEFAULT_KEYS))
+    files = [strict] if strict is not None else [_file(name) for name in named]
+    return tuple(file for file in files if file.exists())
 
 
 def _known_hosts(target: Target, resolved: Resolved) -> tuple[Path, ...]:

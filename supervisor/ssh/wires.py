@@ -18,8 +18,6 @@ from supervisor.ssh_library import asyncssh
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from supervisor.ssh.shared import Lease
-
 STDERR_KEPT = 8 * 1024
 STDERR_CHUNK = 4096
 STREAM_LIMIT = 1024 * 1024
@@ -132,14 +130,8 @@ class _SshWriter:
 class SshWire:
     """The command in an SSH session of asyncssh."""
 
-    def __init__(
-        self,
-        connection: asyncssh.SSHClientConnection,
-        jump: Lease[Any] | None,
-        process: asyncssh.SSHClientProcess[bytes],
-    ) -> None:
+    def __init__(self, connection: asyncssh.SSHClientConnection, process: asyncssh.SSHClientProcess[bytes]) -> None:
         self._connection = connection
-        self._jump = jump
         self._process = process
         self.reader = cast("asyncio.StreamReader", _SshReader(process.stdout))
         self.writer = cast("asyncio.StreamWriter", _SshWriter(process.stdin))
@@ -147,10 +139,10 @@ class SshWire:
         self._collecting = asyncio.ensure_future(_collect(process.stderr.read, self.stderr))
 
     @classmethod
-    async def open(cls, connection: asyncssh.SSHClientConnection, jump: Lease[Any] | None, command: str) -> SshWire:
+    async def open(cls, connection: asyncssh.SSHClientConnection, command: str) -> SshWire:
         """Run a command; raises asyncssh.Error, OSError, asyncio.TimeoutError."""
         opening = connection.create_process(command, encoding=None, request_pty=False)
-        return cls(connection, jump, await asyncio.wait_for(opening, OPEN_DEADLINE_S))
+        return cls(connection, await asyncio.wait_for(opening, OPEN_DEADLINE_S))
 
     async def run_on(self, terminal: Terminal, command: str) -> None:
         """Run a command on a terminal until it ends, over this connection; raises asyncssh.Error, OSError."""
@@ -176,12 +168,10 @@ class SshWire:
         return self._process.returncode
 
     async def close(self) -> None:
-        """End the session, the connection and the use of a jump host."""
+        """End the session and the connection."""
         self._process.close()
         await hang_up(self._connection)
         await _end(self._collecting)
-        if self._jump is not None:
-            await self._jump.give_back()
 
 
 class Terminal(Protocol):

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import dataclasses
 import getpass
+import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -47,13 +48,26 @@ def host_of(demo: DemoHosts, index: int) -> Host:
     )
 
 
+async def end_logins() -> None:
+    """End the connections of ssh that supervisor has made: the servers here end with the test."""
+    for path in Path(os.environ["XDG_RUNTIME_DIR"]).glob("supervisor/*"):
+        if path.is_socket():
+            process = await asyncio.create_subprocess_exec(
+                "ssh", "-F", "none", "-S", path, "-O", "exit", "node", stderr=asyncio.subprocess.DEVNULL
+            )
+            await process.wait()
+
+
 def with_hosts(root: Path, body: Callable[[Served], Awaitable[None]], count: int = 1, deadline_s: float = 60) -> None:
     """Run a test's body beside some embedded hosts; nothing of theirs may be left."""
 
     async def run() -> None:
         async with demo_hosts(count, root) as demo:
             served = Served(demo, tuple(host_of(demo, index) for index in range(count)))
-            await asyncio.wait_for(body(served), deadline_s)
+            try:
+                await asyncio.wait_for(body(served), deadline_s)
+            finally:
+                await end_logins()
             is_over = await asyncio.to_thread(demo.await_end, deadline_s)
             assert is_over, demo.processes()
 
@@ -105,5 +119,6 @@ async def jump_host(
     try:
         yield port
     finally:
+        await end_logins()
         acceptor.close()
         await asyncio.wait_for(acceptor.wait_closed(), 60)

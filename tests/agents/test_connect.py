@@ -17,7 +17,7 @@ import asyncssh
 import pytest
 
 from supervisor.inventory import Host, local
-from supervisor.ssh import AgentFile, HostError, NodeLink, connect, connect_all
+from supervisor.ssh import AgentFile, HostError, NodeLink, connect, connect_all, openssh
 from supervisor.ssh.settings import for_host, jump_of
 from supervisor.ssh.wires import LocalWire
 from tests.agents.servers import Served, jump_host, with_hosts
@@ -253,8 +253,12 @@ def test_jump_hosts_are_shared_and_may_be_chained(tmp_path: Path, agent: AgentFi
             assert (await links[1].channel.call("jobs")).data == {"jobs": []}
             for link in links:
                 await link.close()
+            # The next command uses the same login, until `clean`.
+            await (await connect(hosts[0], agent=agent)).close()
+            assert (one["connections"], two["connections"]) == (1, 1)
+            await openssh.end_logins(hosts)
             while (one["open"], two["open"]) != (0, 0):
-                # ssh itself ends its connection, in its own time.
+                # ssh ends a connection in its own time.
                 await asyncio.sleep(0.01)
             (ssh_home / ".ssh" / "config").write_text(f"Host {served.hosts[0].ssh}\n  ProxyJump 127.0.0.1:{first}\n")
             link = await connect(served.hosts[0], agent=agent)
@@ -281,8 +285,6 @@ def test_a_refusal_of_a_jump_host_is_reported(tmp_path: Path, agent: AgentFile) 
             host = dataclasses.replace(served.hosts[0], proxy_jump=f"127.0.0.1:{port}")
             with pytest.raises(HostError, match="cannot be reached from the jump host"):
                 await connect(dataclasses.replace(host, port=1), agent=agent)
-            while counts["open"]:
-                await asyncio.sleep(0.01)
         async with jump_host(served.demo, "127.0.0.1", counts, forbids=True) as port:
             with pytest.raises(HostError, match="cannot be reached from the jump host"):
                 await connect(dataclasses.replace(host, proxy_jump=f"127.0.0.1:{port}"), agent=agent)
