@@ -98,7 +98,7 @@ class Questions:
         self.on_demand = False
         """Hosts that are connected to again ask only once the user has called for the questions."""
         self._askings: dict[str, Asking] = {}
-        self._turn = asyncio.Lock()
+        self._turn, self._starting = asyncio.Lock(), asyncio.Lock()
         self._passphrases: dict[str, str] = {}
         """Of key files, by ssh's question: the same file opens many hosts."""
         self._server: asyncio.Server | None = None
@@ -150,13 +150,14 @@ class Questions:
         """Yield the variables for one ssh process, as long as it may ask."""
         folder = run_dir()
         path, helper = folder / f"ask.{os.getpid()}", folder / "askpass"
-        if self._server is None:
-            path.unlink(missing_ok=True)
-            _write_helper(helper)
-            self._server = await asyncio.start_unix_server(self._serve, path, limit=LONGEST_QUESTION)
         name = secrets.token_hex(8)
         self._askings[name] = asking
         try:
+            async with self._starting:
+                if self._server is None:
+                    path.unlink(missing_ok=True)
+                    _write_helper(helper)
+                    self._server = await asyncio.start_unix_server(self._serve, path, limit=LONGEST_QUESTION)
             yield {
                 **os.environ,
                 "SSH_ASKPASS": str(helper),

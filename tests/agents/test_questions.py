@@ -1,0 +1,155 @@
+"""What ssh asks comes to the user one question at a time, and the answer goes to ssh alone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from supervisor.ssh.questions import Asking, Question, Questions, run_dir
+
+pytestmark = pytest.mark.usefixtures("ssh_home")
+
+PASSPHRASE = "Enter passphrase for key '/k': "
+
+
+class User:
+    """Answers what is asked, and notes it."""
+
+    def __init__(self, *answers: str | None) -> None:
+        self.asked: list[Question] = []
+        self.answers = list(answers)
+        self.is_asked = asyncio.Event()
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        self.open = 0
+
+    async def ask(self, question: Question) -> str | None:
+        """Answer a question."""
+        self.open += 1
+        assert self.open == 1, "one question at a time"
+        self.asked.append(question)
+        self.is_asked.set()
+        try:
+            await self.may_answer.wait()
+            return self.answers.pop(0)
+        finally:
+            self.open -= 1
+
+
+async def _ssh_asks(desk: Questions, asking: Asking, prompt: str, hint: str = "") -> tuple[int | None, bytes]:
+    """Do what ssh does with a question: run the helper; returns its exit code and what it prints."""
+    async with desk.environment(asking) as environment:
+        process = await asyncio.create_subprocess_exec(
+            environment["SSH_ASKPASS"],
+            prompt,
+            env={**environment, **({"SSH_ASKPASS_PROMPT": hint} if hint else {})},
+            stdout=asyncio.subprocess.PIPE,
+        )
+        try:
+            output, _ = await asyncio.wait_for(process.communicate(), 30)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+        return process.returncode, output
+
+
+@pytest.mark.parametrize(
+    ("prompt", "hint", "kind", "answer", "end"),
+    [
+        ("(me@gate) Verification code: ", "", "secret", "123 456", (0, b"123 456\n")),
+        ("a \x1b[2J\nlong question\n(yes/no/[fingerprint])? ", "", "yes_no", "yes", (0, b"yes\n")),
+        ("Password: ", "", "secret", "", (0, b"\n")),
+        ("Password: ", "", "secret", None, (1, b"")),
+        ("Allow use of key /k?", "confirm", "yes_no", "yes", (0, b"yes\n")),
+        ("Allow use of key /k?", "confirm", "yes_no", "no", (1, b"")),
+    ],
+)
+async def test_an_answer_goes_to_ssh(
+    prompt: str, hint: str, kind: str, answer: str | None, end: tuple[int, bytes]
+) -> None:
+    desk, user, asking = Questions(), User(answer), Asking("jump host gate", may_ask=True)
+    with desk.on_screen(user.ask):
+        assert await _ssh_asks(desk, asking, prompt, hint) == end
+    assert user.asked == [Question("jump host gate", prompt, kind)]
+    assert asking.asked == [prompt]
+    assert bool(asking.unanswered) == (answer is None)
+    assert [path.name for path in run_dir().iterdir()] == ["askpass"]
+
+
+async def test_a_key_that_is_to_be_touched_needs_no_answer_and_ends_with_ssh() -> None:
+    desk, user, asking = Questions(), User(), Asking("n1", may_ask=True)
+    user.may_answer.clear()
+    with desk.on_screen(user.ask):
+        touching = asyncio.ensure_future(_ssh_asks(desk, asking, "Confirm user presence for key /k", "none"))
+        await asyncio.wait_for(user.is_asked.wait(), 30)
+        touching.cancel()
+        await asyncio.gather(touching, return_exceptions=True)
+        while user.open:
+            await asyncio.sleep(0.01)
+    assert [question.kind for question in user.asked] == ["notice"]
+    assert asking.asked == []
+
+
+async def test_a_passphrase_is_asked_once_for_all_hosts_and_again_only_if_it_was_wrong() -> None:
+    desk, user = Questions(), User("wrong", "right")
+    one, two = Asking("n1", may_ask=True), Asking("n2", may_ask=False)
+    with desk.on_screen(user.ask):
+        assert (await _ssh_asks(desk, one, PASSPHRASE))[1] == b"wrong\n"
+        assert (await _ssh_asks(desk, one, PASSPHRASE))[1] == b"right\n"
+        assert desk.remembers(PASSPHRASE)
+        assert (await _ssh_asks(desk, two, PASSPHRASE))[1] == b"right\n"
+        # ssh asks again: it was not right for this host, and nobody may be asked.
+        assert await _ssh_asks(desk, two, PASSPHRASE) == (1, b"")
+    assert [question.where for question in user.asked] == ["n1", "n1"]
+
+
+async def test_a_password_is_never_used_for_another_host() -> None:
+    desk, user = Questions(), User("first", "second")
+    with desk.on_screen(user.ask):
+        for name, answer in (("n1", b"first\n"), ("n2", b"second\n")):
+            assert (await _ssh_asks(desk, Asking(name, may_ask=True), "(root@x) Password: "))[1] == answer
+    assert [question.where for question in user.asked] == ["n1", "n2"]
+
+
+async def test_questions_wait_for_each_other_and_no_deadline_runs_while_one_is_open() -> None:
+    desk, user = Questions(), User("a", "b")
+    user.may_answer.clear()
+    askings = [Asking(name, may_ask=True) for name in ("n1", "n2")]
+    with desk.on_screen(user.ask):
+        work = asyncio.gather(*(_ssh_asks(desk, asking, "Password: ") for asking in askings))
+        bounded = asyncio.ensure_future(desk.wait_for(work, 2.0))
+        await asyncio.wait_for(user.is_asked.wait(), 30)
+        before = desk.clock()
+        await asyncio.sleep(0.1)  # the clock is what is tested
+        assert desk.clock() == before
+        assert user.open == 1
+        user.may_answer.set()
+        assert sorted(output for _, output in await asyncio.wait_for(bounded, 30)) == [b"a\n", b"b\n"]
+    with pytest.raises(asyncio.TimeoutError):
+        await desk.wait_for(asyncio.Event().wait(), 0.01)
+
+
+async def test_where_nobody_can_answer_the_question_is_kept_for_the_error() -> None:
+    desk, user, asking = Questions(), User(), Asking("n1", may_ask=False)
+    with desk.on_screen(user.ask):
+        assert await _ssh_asks(desk, asking, "Are you\nsure?") == (1, b"")
+    assert (user.asked, asking.unanswered) == ([], "Are you / sure?")
+
+
+async def test_a_stranger_at_the_socket_gets_nothing(ssh_home: Path) -> None:
+    desk, user, asking = Questions(), User(), Asking("n1", may_ask=True)
+    with desk.on_screen(user.ask):
+        async with desk.environment(asking) as environment:
+            assert Path(environment["SUPERVISOR_ASKPASS"]).parent.stat().st_mode & 0o077 == 0
+            for data in (b"", b"{}\n", b'["other", "Password: ", ""]\n', b"x" * 100_000):
+                reader, writer = await asyncio.open_unix_connection(environment["SUPERVISOR_ASKPASS"])
+                with contextlib.suppress(ConnectionError):
+                    writer.write(data)
+                    writer.write_eof()
+                    assert await asyncio.wait_for(reader.read(), 30) == b""
+                writer.close()
+    assert user.asked == []
