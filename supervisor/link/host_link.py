@@ -422,11 +422,12 @@ class HostLink:
                 agent=self._owner.agent,
                 progress=self.progress,
                 deadline_s=CONNECT_DEADLINE,
-                may_ask=self._called or not self.opened_at or not questions().on_demand,
+                # A question without an answer is not asked again.
+                may_ask=self._called or not (self.view.asks or (self.opened_at and questions().on_demand)),
             )
             self.view.asks = False
         except HostError as error:
-            if isinstance(error, NeedsAnswer) and not self.view.asks:
+            if isinstance(error, NeedsAnswer) and not self.view.asks and questions().on_demand:
                 self._owner.notice(f"{self.host.name} {error.reason} (press A)", "warning", self.host.name)
             self.view.asks = isinstance(error, NeedsAnswer)
             self._down(error.step, error.reason, error.hint)

@@ -34,7 +34,7 @@ class HostView:
     hint: str = ""
     """How to correct `error`."""
     asks: bool = False
-    """ssh asks something, and the user has not been asked yet."""
+    """ssh asks something to which there is no answer yet, or no right one."""
     live: bool | None = None
     """True: an agent answers; False: only files answer; None: unknown, or the job was never there."""
     identity: Identity = field(default_factory=Identity)

@@ -17,7 +17,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from remote_agent.wire import Args, CallFailed, WireError
-from supervisor.errors import HostError, RequestFailed, why
+from supervisor.errors import HostError, RequestFailed, SupervisorError, why
 from supervisor.inventory import sshconfig
 from supervisor.ssh import boot, reasons, srun
 from supervisor.ssh.answers import HostChannel, MalformedAnswer
@@ -267,7 +267,8 @@ async def _open(host: Host, agent: AgentFile, progress: Progress, may_ask: bool)
         except HostError as error:
             refused = error
     progress("connect", f"srun -w {host.ssh}")
-    return Opened(await SrunWire.open(host, agent), "srun", 'via = "srun"', refused)
+    reason = refused.reason if refused is not None else 'via = "srun"'
+    return Opened(await SrunWire.open(host, agent), "srun", reason, refused)
 
 
 async def _open_local(host: Host, agent: AgentFile) -> Wire:
@@ -294,11 +295,14 @@ async def _open_ssh(host: Host, agent: AgentFile, progress: Progress, may_ask: b
                     raise
                 reason = _needed_ssh[settings.digest] = f"asyncssh: {refused.reason}"
         login = await log_in(host.name, settings, jumps, progress, may_ask=may_ask)
-    except HostError:
+        return Opened(await OpenSshWire.open(login, command), "ssh", reason)
+    except (SupervisorError, OSError) as error:
         # The network may be another one the next time.
         sshconfig.forget(*(way.target for way in (*jumps, settings)))
-        raise
-    return Opened(await OpenSshWire.open(login, command), "ssh", reason)
+        if isinstance(error, HostError):
+            raise
+        hint = error.hint if isinstance(error, SupervisorError) else ""
+        raise HostError(host.name, "connect", why(error), hint) from error
 
 
 async def _only_ssh(host: Host, settings: Settings, jumps: Sequence[Settings]) -> str:
@@ -314,7 +318,10 @@ async def _only_ssh(host: Host, settings: Settings, jumps: Sequence[Settings]) -
         return ""
     if reason := settings.only_ssh or _needed_ssh.get(settings.digest, ""):
         return reason
-    return "a connection is open" if await find(settings, jumps) is not None else ""
+    with contextlib.suppress(SupervisorError):
+        # Without a directory for its socket no connection is open.
+        return "a connection is open" if await find(settings, jumps) is not None else ""
+    return ""
 
 
 _needed_ssh: dict[str, str] = {}

@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from supervisor.errors import HostError, one_line
+from supervisor.errors import HostError, SupervisorError, one_line
 from supervisor.inventory import sshconfig
 from supervisor.ssh import reasons
 from supervisor.ssh.dial import CONNECT_DEADLINE_S
@@ -124,7 +124,7 @@ async def end_logins(hosts: Iterable[Host]) -> None:
     """End our logins to these hosts and to their jump hosts, as soon as nothing uses them."""
     paths: dict[str, None] = {}
     for host in hosts:
-        with contextlib.suppress(HostError):
+        with contextlib.suppress(SupervisorError):
             settings = for_host(host)
             ways = [*chain(host, settings), settings]
             paths.update(dict.fromkeys(_path(way, ways[:at]) for at, way in reversed([*enumerate(ways)])))
@@ -233,19 +233,18 @@ def _error(settings: Settings, output: str, asking: Asking) -> HostError:
     reason = lines[-1].strip() if lines else "ssh failed without a word"
     if step == "auth":
         refused = reasons.auth_refused(settings)
-        return HostError(settings.label, step, f"{refused.reason}; ssh says: {reason}", refused.hint)
-    return HostError(settings.label, step, reason, f"try by hand: {shlex.join(_by_hand(settings))}")
+        # Other answers may be right.
+        kind = NeedsAnswer if asking.asked else HostError
+        return kind(settings.label, step, f"{refused.reason}; ssh says: {reason}", refused.hint)
+    by_hand = shlex.join(["ssh", *settings.target.options, settings.alias, "true"])
+    return HostError(settings.label, step, reason, f"try by hand: {by_hand}")
 
 
 def _unanswered(settings: Settings, question: str, may_ask: bool) -> NeedsAnswer:
-    if not may_ask:
+    if not may_ask or questions().on_demand:
         return NeedsAnswer(settings.label, "auth", f"needs your answer: {question}", "press A on the screen of the job")
     hint = "run it in a terminal; or log in by hand with ControlMaster, or load the key into an ssh-agent, before"
     return NeedsAnswer(settings.label, "auth", f"ssh asks “{question}”, and there is no answer", hint)
-
-
-def _by_hand(settings: Settings) -> list[str]:
-    return ["ssh", *settings.target.options, settings.alias, "true"]
 
 
 class PortWriter:
