@@ -18,7 +18,6 @@ import pytest
 from tests.cluster.door import DOMAIN, FACTORS, PASSWORD_ALONE, Operator, Server, keygen
 
 HOST = "gpu1"
-ALL_WELL = "1 host, no problems found"
 # Whatever ssh asks about a secret or a host key.
 QUESTION = re.compile(r"pass(?:word|phrase)|\(yes/no", re.IGNORECASE)
 RELAY = """
@@ -61,7 +60,8 @@ def supervisor_gets_in_with(operator: Operator, question: str, answer: str) -> N
     spoken = operator.supervisor_asked("check", str(operator.hosts), prompt=question, answer=answer)
     print(f"supervisor: {time.perf_counter() - begun:.2f} s")
     assert (spoken.status, spoken.answers) == (0, 1), spoken.text
-    assert ALL_WELL in spoken.text, spoken.text
+    # A busy machine is worth a remark of `check`.
+    assert re.search(r"no problems found|would start", spoken.text), spoken.text
     assert answer not in spoken.text, "the answer is on the terminal"
     before, _, after = spoken.text.partition(question)
     # The list of hosts, which comes first in any case, names it too.
