@@ -183,7 +183,7 @@ async def _run(path: str, settings: Settings, jump: Login | None, progress: Prog
     async with questions().environment(asking) as environment:
         while True:
             asking.withdrawn = False
-            status, output = await _end_of([*words, "--", settings.alias], environment, settings)
+            status, output = await _end_of([*words, "--", settings.alias], environment, settings, asking.gave_up)
             if not asking.withdrawn:
                 break
             # The server's patience ended while the user answered for another host.
@@ -194,7 +194,10 @@ async def _run(path: str, settings: Settings, jump: Login | None, progress: Prog
     progress("auth", f"as {settings.user}")
 
 
-async def _end_of(words: Sequence[str], environment: dict[str, str], settings: Settings) -> tuple[int, bytes]:
+async def _end_of(
+    words: Sequence[str], environment: dict[str, str], settings: Settings, gave_up: asyncio.Event
+) -> tuple[int, bytes]:
+    """Return ssh's exit code and what it has printed; it is ended if `gave_up` is set. Raises HostError."""
     try:
         process = await asyncio.create_subprocess_exec(
             *words,
@@ -206,9 +209,11 @@ async def _end_of(words: Sequence[str], environment: dict[str, str], settings: S
         )
     except OSError as error:
         raise HostError(settings.label, "connect", f"ssh: {error.strerror}") from error
+    output = asyncio.ensure_future(process.communicate())
+    ends = (output, asyncio.ensure_future(gave_up.wait()))
     try:
         # ssh has a deadline of its own for the connection; the rest is for the handshake.
-        _, output = await questions().wait_for(process.communicate(), 2 * CONNECT_DEADLINE_S)
+        await questions().wait_for(asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED), 2 * CONNECT_DEADLINE_S)
     except asyncio.TimeoutError:
         raise reasons.timeout_error(settings.label, "connect", 2 * CONNECT_DEADLINE_S, settings.where) from None
     finally:
@@ -216,7 +221,10 @@ async def _end_of(words: Sequence[str], environment: dict[str, str], settings: S
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
             await end_process(process, (signal.SIGKILL,))
-    return process.returncode or 0, output
+        for end in ends:
+            end.cancel()
+        await asyncio.gather(*ends, return_exceptions=True)
+    return process.returncode or 0, b"" if output.cancelled() else output.result()[1]
 
 
 def _error(settings: Settings, output: str, asking: Asking) -> HostError:

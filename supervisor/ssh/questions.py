@@ -85,8 +85,15 @@ class Asking:
         """What has been asked."""
         self.unanswered = ""
         """The question to which there was no answer."""
+        self.gave_up = asyncio.Event()
+        """There is one: ssh is to end, since it would send an empty answer, and ask again."""
         self.withdrawn = False
         """ssh gave up before the user saw its question."""
+
+    def give_up(self, prompt: str) -> None:
+        """Note that there is no answer to a question."""
+        self.unanswered = one_line(prompt)
+        self.gave_up.set()
 
 
 class Questions:
@@ -184,6 +191,9 @@ class Questions:
                 gone = asyncio.ensure_future(reader.read())
                 answering = asyncio.ensure_future(self._answer(asking, str(prompt), str(hint)))
                 await asyncio.wait({gone, answering}, return_when=asyncio.FIRST_COMPLETED)
+                if asking.gave_up.is_set():
+                    # Without an answer ssh would go on with an empty one: it is ended, and the helper with it.
+                    await gone
                 for task in (gone, answering):
                     task.cancel()
                 answer, _ = await asyncio.gather(answering, gone, return_exceptions=True)
@@ -203,7 +213,7 @@ class Questions:
             return self._passphrases[prompt]
         self._passphrases.pop(prompt, None)
         if not asking.may_ask or not self.can_ask:
-            asking.unanswered = one_line(prompt)
+            asking.give_up(prompt)
             return None
         kind = "notice" if hint == "none" else "yes_no" if hint == "confirm" or "(yes/no" in prompt else "secret"
         asking.withdrawn = True
@@ -212,7 +222,7 @@ class Questions:
                 asking.withdrawn = False
                 answer = await (self._asker or _on_terminal)(Question(asking.where, prompt, kind))
         if answer is None:
-            asking.unanswered = one_line(prompt)
+            asking.give_up(prompt)
         elif prompt.startswith("Enter passphrase for "):
             self._passphrases[prompt] = answer
         elif hint == "confirm" and answer != "yes":

@@ -40,7 +40,10 @@ class User:
 
 
 async def _ssh_asks(desk: Questions, asking: Asking, prompt: str, hint: str = "") -> tuple[int | None, bytes]:
-    """Do what ssh does with a question: run the helper; returns its exit code and what it prints."""
+    """Do what ssh does with a question: run the helper; returns its exit code and what it prints.
+
+    None: there is no answer, and ssh is to be ended.
+    """
     async with desk.environment(asking) as environment:
         process = await asyncio.create_subprocess_exec(
             environment["SSH_ASKPASS"],
@@ -48,13 +51,18 @@ async def _ssh_asks(desk: Questions, asking: Asking, prompt: str, hint: str = ""
             env={**environment, **({"SSH_ASKPASS_PROMPT": hint} if hint else {})},
             stdout=asyncio.subprocess.PIPE,
         )
+        talking = asyncio.ensure_future(process.communicate())
+        giving_up = asyncio.ensure_future(asking.gave_up.wait())
         try:
-            output, _ = await asyncio.wait_for(process.communicate(), 30)
+            done, _ = await asyncio.wait({talking, giving_up}, timeout=30, return_when=asyncio.FIRST_COMPLETED)
+            assert done
+            return (process.returncode, talking.result()[0]) if talking in done else (None, b"")
         finally:
+            talking.cancel()
+            giving_up.cancel()
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
-        return process.returncode, output
 
 
 @pytest.mark.parametrize(
@@ -63,7 +71,7 @@ async def _ssh_asks(desk: Questions, asking: Asking, prompt: str, hint: str = ""
         ("(me@gate) Verification code: ", "", "secret", "123 456", (0, b"123 456\n")),
         ("a \x1b[2J\nlong question\n(yes/no/[fingerprint])? ", "", "yes_no", "yes", (0, b"yes\n")),
         ("Password: ", "", "secret", "", (0, b"\n")),
-        ("Password: ", "", "secret", None, (1, b"")),
+        ("Password: ", "", "secret", None, (None, b"")),
         ("Allow use of key /k?", "confirm", "yes_no", "yes", (0, b"yes\n")),
         ("Allow use of key /k?", "confirm", "yes_no", "no", (1, b"")),
     ],
@@ -103,7 +111,7 @@ async def test_a_passphrase_is_asked_once_for_all_hosts_and_again_only_if_it_was
         assert desk.remembers(PASSPHRASE)
         assert (await _ssh_asks(desk, two, PASSPHRASE))[1] == b"right\n"
         # ssh asks again: it was not right for this host, and nobody may be asked.
-        assert await _ssh_asks(desk, two, PASSPHRASE) == (1, b"")
+        assert await _ssh_asks(desk, two, PASSPHRASE) == (None, b"")
     assert [question.where for question in user.asked] == ["n1", "n1"]
 
 
@@ -136,7 +144,7 @@ async def test_questions_wait_for_each_other_and_no_deadline_runs_while_one_is_o
 async def test_where_nobody_can_answer_the_question_is_kept_for_the_error() -> None:
     desk, user, asking = Questions(), User(), Asking("n1", may_ask=False)
     with desk.on_screen(user.ask):
-        assert await _ssh_asks(desk, asking, "Are you\nsure?") == (1, b"")
+        assert await _ssh_asks(desk, asking, "Are you\nsure?") == (None, b"")
     assert (user.asked, asking.unanswered) == ([], "Are you / sure?")
 
 
