@@ -9,7 +9,7 @@ loop around it then never ends.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Iterable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -18,7 +18,7 @@ T = TypeVar("T")
 AGAIN = 0.5
 
 
-async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
+async def cancel_all(tasks: Iterable[asyncio.Future[Any]]) -> None:
     """Cancel tasks and wait until all have ended; their errors are not raised."""
     pending = {task for task in tasks if not task.done()}
     while pending:
@@ -38,10 +38,22 @@ async def wait_event(event: asyncio.Event, timeout_s: float) -> bool:
     return event.is_set()
 
 
+async def within(work: Awaitable[T], timeout_s: float) -> T:
+    """Wait like asyncio.wait_for; raises asyncio.TimeoutError. The work has ended when this returns."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait((task,), timeout=timeout_s)
+        if not task.done():
+            raise asyncio.TimeoutError
+        return task.result()
+    finally:
+        await cancel_all((task,))
+
+
 async def each(stream: AsyncGenerator[T, None], timeout_s: float) -> AsyncGenerator[T, None]:
     """Yield the items of a stream, never None, and close it; raises asyncio.TimeoutError if one takes too long."""
     try:
-        while (item := await asyncio.wait_for(anext(stream, None), timeout_s)) is not None:
+        while (item := await within(anext(stream, None), timeout_s)) is not None:
             yield item
     finally:
         await stream.aclose()

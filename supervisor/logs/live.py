@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from remote_agent.wire import Answer, Args, CallFailed, WireError
 from remote_agent.wire.events import ENDED_STATES
 from supervisor.errors import RequestFailed, Unreachable, why
-from supervisor.link.tasks import cancel_all
+from supervisor.link.tasks import cancel_all, within
 from supervisor.logs.files import READ_DEADLINE, Failure, files, is_own, leave_out, sources
 from supervisor.logs.merge import RankStream
 from supervisor.logs.rows import Clocks, LogLine
@@ -218,7 +218,7 @@ async def _read_nodes(
             if len(ended) == len(running) and queue.empty():
                 return
             with contextlib.suppress(asyncio.TimeoutError):
-                item = await asyncio.wait_for(queue.get(), LOOK)
+                item = await within(queue.get(), LOOK)
                 if item is not None:
                     yield item
     finally:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from remote_agent.wire import Answer, Args, CallFailed, WireError
 from supervisor.errors import RequestFailed, Unreachable, why
-from supervisor.link.tasks import cancel_all
+from supervisor.link.tasks import cancel_all, within
 from supervisor.logs.files import Failure, files, is_own, newest, sources
 from supervisor.logs.rows import Clocks, LogLine
 
@@ -98,7 +98,7 @@ async def _of_node(link: HostLink, args: Args, notes: _Notes) -> AsyncGenerator[
     name = link.view.name
     try:
         async with aclosing(link.stream("log_search", args)) as answers:
-            while (answer := await asyncio.wait_for(anext(answers, None), SILENCE)) is not None:
+            while (answer := await within(anext(answers, None), SILENCE)) is not None:
                 yield notes.clocks.rows(name, answer)
                 notes.take(name, answer)
     except CallFailed as refused:

@@ -220,6 +220,9 @@ class Questions:
         with self._opened():
             async with self._turn:
                 asking.withdrawn = False
+                if is_new and prompt in self._passphrases:
+                    # It was given for another host, while this question waited.
+                    return self._passphrases[prompt]
                 answer = await (self._asker or _on_terminal)(Question(asking.where, prompt, kind))
         if answer is None:
             asking.give_up(prompt)
