@@ -158,6 +158,8 @@ def _ask(options: tuple[str, ...], alias: str) -> Mapping[str, tuple[str, ...]]:
     if done.returncode:
         reason = one_line(done.stderr.decode(errors="replace")) or f"exit code {done.returncode}"
         raise SshConfigError(f"ssh refuses its configuration: {reason}", f"try by hand: ssh -G {alias}")
+    if b"\0" in done.stdout:
+        raise SshConfigError(f"ssh -G {alias} prints no text: is {program()} OpenSSH?")
     found: dict[str, tuple[str, ...]] = {}
     for line in done.stdout.decode(errors="surrogateescape").splitlines():
         name, _, value = line.partition(" ")

@@ -211,7 +211,7 @@ def _keys(resolved: Resolved, strict: Path | None) -> tuple[Path, ...]:
     """Return the key files that exist."""
     named = resolved.options.get("identityfile", tuple(f"~/.ssh/{key}" for key in DEFAULT_KEYS))
     files = [strict] if strict is not None else [_file(name) for name in named]
-    return tuple(file for file in files if file.exists())
+    return tuple(file for file in files if os.path.exists(file))
 
 
 def _known_hosts(target: Target, resolved: Resolved) -> tuple[Path, ...]:

@@ -103,15 +103,13 @@ def test_a_host_that_does_not_answer_is_exit_status_3(three: Cluster, torchless:
     assert "connection refused" in found["unreachable"]["n3"]["reason"]
 
 
-def test_hosts_may_be_named_without_an_inventory(three: Cluster, tmp_path: Path) -> None:
+def test_hosts_may_be_named_without_an_inventory(three: Cluster, tmp_path: Path, ssh_home: Path) -> None:
     config = [f"IdentityFile {three.identity_file}", f"UserKnownHostsFile {three.known_hosts}", "User root"]
     config += [f"Host {host.name}\n  HostName {host.address}" for host in three.hosts]
-    (tmp_path / ".ssh").mkdir()
-    (tmp_path / ".ssh" / "config").write_text("\n".join(config) + "\n")
+    (ssh_home / ".ssh" / "config").write_text("\n".join(config) + "\n")
     (tmp_path / "hostfile").write_text("n1 slots=2\nn3 slots=1\n")
     for words in (["--hosts", "n[1,3]"], ["--hostfile", str(tmp_path / "hostfile")]):
-        environment = {**os.environ, "HOME": str(tmp_path)}
-        done = Job.supervisor.run(["jobs", *words, "--json"], tmp_path, timeout=60, environment=environment)
+        done = Job.supervisor.run(["jobs", *words, "--json"], tmp_path, timeout=60, environment={**os.environ})
         assert (done.returncode, json.loads(done.stdout or b"{}")) == (0, {"jobs": [], "unreachable": {}}), done.stderr
 
 
