@@ -62,7 +62,12 @@ def run_dir() -> Path:
     """Return the directory of our sockets, made private to this user; raises SupervisorError."""
     base = os.environ.get("XDG_RUNTIME_DIR", "")
     path = Path(base) / "supervisor"
-    if not base or len(os.fsencode(path)) > LONGEST_RUN_DIR:
+    try:
+        # After `su` it may be somebody else's.
+        is_ours = os.stat(base).st_uid == os.getuid()
+    except (OSError, ValueError):
+        is_ours = False
+    if not is_ours or len(os.fsencode(path)) > LONGEST_RUN_DIR:
         path = Path(f"/tmp/supervisor-{os.getuid()}")
     try:
         with contextlib.suppress(FileExistsError):
@@ -71,7 +76,8 @@ def run_dir() -> Path:
     except OSError as error:
         raise SupervisorError(f"{path}: {error.strerror}", "set XDG_RUNTIME_DIR to a directory of yours") from error
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
-        raise SupervisorError(f"{path} is not yours alone", f"remove it, or: chmod 700 {path}")
+        hint = f"remove it, or: chmod 700 {path}; or set XDG_RUNTIME_DIR to a directory of yours"
+        raise SupervisorError(f"{path}, where supervisor has its sockets, is not yours alone", hint)
     return path
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
-import shutil
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -142,17 +140,6 @@ def test_the_ssh_configuration_is_honoured(tmp_path: Path, agent: AgentFile, ssh
             await connect(dataclasses.replace(alias, known_hosts=tmp_path / "empty"), agent=agent)
 
     with_hosts(tmp_path, body)
-
-
-def test_match_final_adds_what_nothing_before_has_set(ssh_home: Path) -> None:
-    (ssh_home / ".ssh" / "config").write_text(
-        "Match final\n  User first\nHost box\n  HostName box.example.org\n  IdentityFile ~/.ssh/one\n"
-        "Match final host *.example.org\n  ProxyJump gate\n  Port 2222\nHost *\n  User early\n"
-    )
-    found = for_host(Host(name="n1", ssh="box", address="x"))
-    assert (found.host, found.user, found.port) == ("box.example.org", "early", 2222)
-    assert found.jump is not None
-    assert found.jump.alias == "gate"
 
 
 @pytest.mark.parametrize("named", ["", "IdentityAgent SSH_AUTH_SOCK", "IdentityAgent $OTHER", "IdentityAgent none"])
@@ -290,56 +277,6 @@ def test_a_refusal_of_a_jump_host_is_reported(tmp_path: Path, agent: AgentFile) 
                 await connect(dataclasses.replace(host, proxy_jump=f"127.0.0.1:{port}"), agent=agent)
         with pytest.raises(HostError, match=r"n1: connect: jump host 127\.0\.0\.1: .* Connection refused"):
             await connect(dataclasses.replace(host, proxy_jump="127.0.0.1:1"), agent=agent)
-
-    with_hosts(tmp_path, body)
-
-
-def test_a_proxy_command_is_honoured(tmp_path: Path, agent: AgentFile, ssh_home: Path) -> None:
-    code = (
-        "import os,socket,sys,threading;s=socket.create_connection((sys.argv[1],int(sys.argv[2])));"
-        "threading.Thread(target=lambda:[s.sendall(d) for d in iter(lambda:os.read(0,9999),b'')],daemon=True).start();"
-        "[os.write(1,d) for d in iter(lambda:s.recv(9999),b'')]"
-    )
-    (ssh_home / "proxy.py").write_text(code)
-    config = f"Host *\n  ProxyCommand {sys.executable} {ssh_home / 'proxy.py'} %h %p\n"
-    (ssh_home / ".ssh" / "config").write_text(config)
-
-    async def body(served: Served) -> None:
-        link = await connect(served.hosts[0], agent=agent)
-        assert (await link.channel.call("jobs")).data == {"jobs": []}
-        await link.close()
-
-    with_hosts(tmp_path, body)
-
-
-@pytest.mark.skipif(shutil.which("ssh-agent") is None, reason="needs ssh-agent and ssh-keygen")
-def test_a_key_behind_a_passphrase_needs_an_agent(
-    tmp_path: Path, agent: AgentFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def body(served: Served) -> None:
-        key = asyncssh.read_private_key(served.demo.identity_file)
-        locked = tmp_path / "locked"
-        shutil.copy(served.demo.identity_file, locked)
-        subprocess.run(["ssh-keygen", "-q", "-p", "-N", "secret", "-f", locked], check=True, stdout=subprocess.DEVNULL)
-        host = dataclasses.replace(served.hosts[0], identity_file=locked)
-        with pytest.raises(HostError, match="ssh asks “Enter passphrase for key .*locked") as refused:
-            await connect(host, agent=agent)
-        assert "load the key into an ssh-agent" in refused.value.hint
-        socket = tmp_path / "agent.sock"
-        holder = subprocess.Popen(["ssh-agent", "-D", "-a", socket], stdout=subprocess.DEVNULL)
-        try:
-            while not socket.exists():
-                await asyncio.sleep(0.01)
-            monkeypatch.setenv("SSH_AUTH_SOCK", str(socket))
-            with pytest.raises(HostError, match="ssh asks “Enter passphrase"):
-                await connect(host, agent=agent)
-            async with asyncssh.connect_agent(str(socket)) as keys:
-                await keys.add_keys([key])
-            link = await connect(host, agent=agent)
-            await link.close()
-        finally:
-            holder.terminate()
-            holder.wait(5)
 
     with_hosts(tmp_path, body)
 
