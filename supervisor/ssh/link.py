@@ -26,7 +26,7 @@ from supervisor.ssh.openssh import OpenSshWire, find, log_in
 from supervisor.ssh.questions import questions
 from supervisor.ssh.reasons import Attempt, NeedsSsh
 from supervisor.ssh.settings import Settings, chain, for_host
-from supervisor.ssh.srun import SrunWire, missing
+from supervisor.ssh.srun import SrunWire, is_node
 from supervisor.ssh.wires import OPEN_DEADLINE_S, LocalWire, SshWire, Terminal, Wire
 from supervisor.ssh_library import asyncssh
 
@@ -257,7 +257,7 @@ async def _open(host: Host, agent: AgentFile, progress: Progress, may_ask: bool)
         return Opened(await _open_local(host, agent), "local")
     refused: HostError | None = None
     if host.via != "srun":
-        if host.via != "auto" or missing():
+        if host.via != "auto" or not is_node(host):
             return await _open_ssh(host, agent, progress, may_ask)
         try:
             # Where srun may do without, nobody is asked.

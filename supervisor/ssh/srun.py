@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from supervisor.errors import HostError
+from supervisor.inventory.pattern import PatternError, expand
 from supervisor.inventory.sources import gpus_per_node
 from supervisor.ssh import boot
 from supervisor.ssh.wires import LocalWire, end_process
@@ -34,6 +35,15 @@ def missing() -> str:
     if not os.environ.get("SLURM_JOB_ID"):
         return "SLURM_JOB_ID is not set"
     return "" if shutil.which("srun") else "no srun in PATH"
+
+
+def is_node(host: Host) -> bool:
+    """Return whether srun reaches a host: it is a node of this process's allocation."""
+    try:
+        nodes = expand(os.environ.get("SLURM_JOB_NODELIST", ""))
+    except PatternError:
+        return False
+    return not missing() and host.ssh.partition(".")[0] in {node.partition(".")[0] for node in nodes}
 
 
 def words(host: Host, command: str, *options: str) -> list[str]:

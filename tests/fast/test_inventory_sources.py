@@ -24,7 +24,7 @@ from supervisor.errors import UsageError
 from supervisor.inventory import Host, PatternError, expand, load, local, sources
 from supervisor.inventory.pattern import fold
 from supervisor.ssh import AgentFile, HostError, connect
-from supervisor.ssh.srun import environment, words
+from supervisor.ssh.srun import environment, is_node, words
 from tests.fast.cases import DATA
 
 Hosts = list[tuple[str, str]]
@@ -265,3 +265,19 @@ def test_srun_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     said = "a: python: srun exited with code 1 before the agent ran; it printed: srun: error: no such node"
     assert asyncio.run(reason()).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("ssh", "is_reached"), [("n1", True), ("n2.cluster", True), ("n3", False), ("login", False), ("10.0.0.1", False)]
+)
+def test_srun_stands_in_for_ssh_only_on_nodes_of_the_allocation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ssh: str, is_reached: bool
+) -> None:
+    (tmp_path / "srun").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
+    host = dataclasses.replace(HOST, ssh=ssh)
+    assert is_node(host) == is_reached
+    monkeypatch.delenv("SLURM_JOB_NODELIST")
+    assert not is_node(host)
