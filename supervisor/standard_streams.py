@@ -15,9 +15,11 @@ import contextlib
 import io
 import os
 import re
+import signal
 import sys
 import termios
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import IO, TYPE_CHECKING, Any, TextIO, cast
 
 from remote_agent.text.controls import escape_all_but_colours, escape_controls
@@ -217,23 +219,39 @@ async def ask_on_terminal(text: str, *, visible: bool, answered: bool = True) ->
         return None
     loop = asyncio.get_running_loop()
     typed: asyncio.Future[bytes] = loop.create_future()
-
-    def take() -> None:
-        if not typed.done():
-            typed.set_result(os.read(terminal, io.DEFAULT_BUFFER_SIZE))
-
     before = termios.tcgetattr(terminal)
-    try:
+
+    def show() -> None:
         if not visible:
             silent = [*before]
             silent[3] &= ~termios.ECHO
             termios.tcsetattr(terminal, termios.TCSAFLUSH, silent)
         os.write(terminal, escape_controls(text).encode(errors="backslashreplace"))
+
+    def take() -> None:
+        if not typed.done():
+            typed.set_result(os.read(terminal, io.DEFAULT_BUFFER_SIZE))
+
+    def end(number: int) -> None:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+        loop.remove_signal_handler(number)
+        os.kill(os.getpid(), number)
+
+    # A shell has changed the terminal when this process continues after Ctrl-Z.
+    handled = {signal.SIGCONT: show}
+    handled |= {number: partial(end, number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)}
+    handled = {number: act for number, act in handled.items() if signal.getsignal(number) is signal.SIG_DFL}
+    try:
+        for number, act in handled.items():
+            loop.add_signal_handler(number, act)
+        show()
         if answered:
             loop.add_reader(terminal, take)
         line = await typed
         return line.decode(errors="surrogateescape").rstrip("\r\n") if line else None
     finally:
+        for number in handled:
+            loop.remove_signal_handler(number)
         loop.remove_reader(terminal)
         termios.tcsetattr(terminal, termios.TCSADRAIN, before)
         with contextlib.suppress(OSError):

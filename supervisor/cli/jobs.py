@@ -109,7 +109,10 @@ def run(verb: str, argv: Sequence[str]) -> int:
     inventory = load_inventory(hosts, options)
     if verb == "jobs":
         return _list(inventory, as_json=options.json)
-    return _clean(inventory, job, as_json=options.json)
+    try:
+        return _clean(inventory, job, as_json=options.json)
+    finally:
+        asyncio.run(end_logins(inventory.hosts))
 
 
 def _list(inventory: Inventory, *, as_json: bool) -> int:
@@ -153,7 +156,6 @@ def _clean(inventory: Inventory, job: str | None, *, as_json: bool) -> int:
     answers, failures = asyncio.run(ask_hosts(dataclasses.replace(inventory, hosts=hosts), remove))
     failures |= silent
     _require(answers, failures)
-    asyncio.run(end_logins(inventory.hosts))
     removed = _by_job({host: answer["removed"] for host, answer in answers.items()})
     kept = _by_job({host: answer["kept"] for host, answer in answers.items()})
     known.note(inventory, [row for name, row in rows.items() if name not in removed], complete=not failures)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import getpass
+import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -90,8 +92,14 @@ def resolve(alias: str, options: tuple[str, ...] = ()) -> Resolved:
     """
     key = alias, options
     if key not in _resolved:
-        _resolved[key] = _resolve(alias, options)
-    return _resolved[key]
+        try:
+            _resolved[key] = _resolve(alias, options)
+        except SshConfigError as error:
+            _resolved[key] = error
+    found = _resolved[key]
+    if isinstance(found, SshConfigError):
+        raise found
+    return found
 
 
 def resolve_all(destinations: Iterable[tuple[str, tuple[str, ...]]]) -> None:
@@ -121,7 +129,7 @@ def changed(resolved: Resolved) -> dict[str, tuple[str, ...]]:
     return {name: values for name, values in resolved.options.items() if defaults.get(name) != values}
 
 
-_resolved: dict[tuple[str, tuple[str, ...]], Resolved] = {}
+_resolved: dict[tuple[str, tuple[str, ...]], Resolved | SshConfigError] = {}
 
 
 @functools.cache
@@ -144,24 +152,30 @@ def _resolve(alias: str, options: tuple[str, ...]) -> Resolved:
 
 def _ask(options: tuple[str, ...], alias: str) -> Mapping[str, tuple[str, ...]]:
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             [program() or "ssh", "-G", "-T", *options, "--", alias],
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=DEADLINE_S,
-            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
         )
-    except subprocess.TimeoutExpired:
-        raise SshConfigError(f"ssh -G {alias}: no answer within {DEADLINE_S:.0f} s", "see Match exec there") from None
     except OSError as error:
         raise SshConfigError(f"ssh -G {alias}: {error.strerror}") from error
-    if done.returncode:
-        reason = one_line(done.stderr.decode(errors="replace")) or f"exit code {done.returncode}"
+    with process:
+        try:
+            output, errors = process.communicate(timeout=DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            # A command of `Match exec` is in the same group.
+            os.killpg(process.pid, signal.SIGKILL)
+            reason = f"ssh -G {alias}: no answer within {DEADLINE_S:.0f} s"
+            raise SshConfigError(reason, "does a command of Match exec wait for something?") from None
+    if process.returncode:
+        reason = one_line(errors.decode(errors="replace")) or f"exit code {process.returncode}"
         raise SshConfigError(f"ssh refuses its configuration: {reason}", f"try by hand: ssh -G {alias}")
-    if b"\0" in done.stdout:
+    if b"\0" in output:
         raise SshConfigError(f"ssh -G {alias} prints no text: is {program()} OpenSSH?")
     found: dict[str, tuple[str, ...]] = {}
-    for line in done.stdout.decode(errors="surrogateescape").splitlines():
+    for line in output.decode(errors="surrogateescape").splitlines():
         name, _, value = line.partition(" ")
         found[name.lower()] = (*found.get(name.lower(), ()), value)
     return found

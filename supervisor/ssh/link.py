@@ -301,13 +301,14 @@ async def _open_ssh(host: Host, agent: AgentFile, progress: Progress, may_ask: b
         sshconfig.forget(*(way.target for way in (*jumps, settings)))
         if isinstance(error, HostError):
             raise
-        hint = error.hint if isinstance(error, SupervisorError) else ""
-        raise HostError(host.name, "connect", why(error), hint) from error
+        if isinstance(error, SupervisorError):
+            raise HostError(host.name, "connect", error.message, error.hint) from error
+        raise HostError(host.name, "connect", f"ssh: {why(error)}") from error
 
 
 async def _only_ssh(host: Host, settings: Settings, jumps: Sequence[Settings]) -> str:
     """Return why the ssh program is used for a host from the start; empty: asyncssh is tried; raises HostError."""
-    if sshconfig.program() is None and (host.via == "openssh" or jumps):
+    if sshconfig.program() is None and (host.via == "openssh" or (host.proxy_jump or "none").lower() != "none"):
         raise HostError(host.name, "resolve", "there is no ssh program on this machine", "install OpenSSH's client")
     if host.via == "openssh":
         return 'via = "openssh"'

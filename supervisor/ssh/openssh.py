@@ -43,6 +43,7 @@ PERSIST_S = 600
 # For `ssh -O`, which asks a process of this machine.
 CONTROL_DEADLINE_S = 5.0
 LOOK_S = 0.1
+SHOWN_LINES = 3
 # Whatever ~/.ssh/config says about sessions: the shared connection has none of its own, and gives nothing of the
 # operator's to the node.
 OURS = (
@@ -129,7 +130,10 @@ async def end_logins(hosts: Iterable[Host]) -> None:
             ways = [*chain(host, settings), settings]
             paths.update(dict.fromkeys(_path(way, ways[:at]) for at, way in reversed([*enumerate(ways)])))
     for path in paths:
-        await Login(path).control("stop")
+        # The socket of one that was killed stays.
+        if not await Login(path).control("stop"):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
         with contextlib.suppress(OSError):
             os.unlink(f"{path}.lock")
 
@@ -140,23 +144,34 @@ def _path(settings: Settings, jumps: Sequence[Settings]) -> str:
 
 
 @contextlib.asynccontextmanager
-async def _alone(path: str) -> AsyncIterator[None]:
+async def _alone(path: str, progress: Progress) -> AsyncIterator[None]:
     """Hold a login for one supervisor: a second ssh for the same socket would stay without one."""
     file = os.open(f"{path}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
-        while True:
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            # Another supervisor logs in, and may wait for its user.
-            await asyncio.sleep(LOOK_S)
+        if not _is_locked(file):
+            progress("connect", "another supervisor logs in there")
+            # It may wait for its user.
+            with questions().standing():
+                while True:
+                    await asyncio.sleep(LOOK_S)
+                    if _is_locked(file):
+                        break
         yield
     finally:
         os.close(file)
 
 
+def _is_locked(file: int) -> bool:
+    """Lock a file, if nobody else has; returns whether it is ours."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 async def _make(path: str, settings: Settings, jumps: Sequence[Settings], progress: Progress, may_ask: bool) -> Login:
-    async with _alone(path):
+    async with _alone(path, progress):
         login = await find(settings, jumps)
         if login is not None:
             return login
@@ -167,6 +182,9 @@ async def _make(path: str, settings: Settings, jumps: Sequence[Settings], progre
         if jumps:
             jump = await log_in(settings.label, jumps[-1], jumps[:-1], progress, may_ask=may_ask)
         progress("connect", f"{settings.where} by ssh")
+        # A socket on which nobody listens would keep ssh from making its own.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
         await _run(path, settings, jump, progress, may_ask)
         return Login(path)
 
@@ -234,11 +252,12 @@ def _error(settings: Settings, output: str, asking: Asking) -> HostError:
         return NeedsAnswer(settings.label, "connect", f"{reason}; ssh asks “{asking.unanswered}”", hint)
     if asking.unanswered:
         return _unanswered(settings, asking.unanswered, asking.may_ask)
-    if "Host key verification failed" in output:
+    if "Host key verification failed" in output and "revoked" not in output:
         return HostError(settings.label, "connect", *reasons.complaint(settings, "", None))
     lines = [line for line in output.splitlines() if not _NOISE.search(line)]
     step = next((step for pattern, step in _STEPS if pattern.search(output)), "connect")
-    reason = lines[-1].strip() if lines else "ssh failed without a word"
+    # The line before the last may be that of a ProxyCommand.
+    reason = one_line("\n".join(lines[-SHOWN_LINES:])) or "ssh failed without a word"
     if step == "auth":
         refused = reasons.auth_refused(settings)
         # Other answers may be right.
@@ -250,7 +269,8 @@ def _error(settings: Settings, output: str, asking: Asking) -> HostError:
 
 def _unanswered(settings: Settings, question: str, may_ask: bool) -> NeedsAnswer:
     if not may_ask or questions().on_demand:
-        return NeedsAnswer(settings.label, "auth", f"needs your answer: {question}", "press A on the screen of the job")
+        hint = "press A on the screen, or run the command again in a terminal"
+        return NeedsAnswer(settings.label, "auth", f"needs your answer to “{question}”", hint)
     hint = "run it in a terminal; or log in by hand with ControlMaster, or load the key into an ssh-agent, before"
     return NeedsAnswer(settings.label, "auth", f"ssh asks “{question}”, and there is no answer", hint)
 

@@ -63,8 +63,9 @@ def run_dir() -> Path:
     base = os.environ.get("XDG_RUNTIME_DIR", "")
     path = Path(base) / "supervisor"
     try:
-        # After `su` it may be somebody else's.
-        is_ours = os.stat(base).st_uid == os.getuid()
+        # After `su` it may be somebody else's; ssh would expand a percent sign.
+        found = os.stat(base)
+        is_ours = found.st_uid == os.getuid() and not found.st_mode & 0o022 and "%" not in base
     except (OSError, ValueError):
         is_ours = False
     if not is_ours or len(os.fsencode(path)) > LONGEST_RUN_DIR:
@@ -76,7 +77,7 @@ def run_dir() -> Path:
     except OSError as error:
         raise SupervisorError(f"{path}: {error.strerror}", "set XDG_RUNTIME_DIR to a directory of yours") from error
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
-        hint = f"remove it, or: chmod 700 {path}; or set XDG_RUNTIME_DIR to a directory of yours"
+        hint = "set XDG_RUNTIME_DIR to a directory that only you can enter"
         raise SupervisorError(f"{path}, where supervisor has its sockets, is not yours alone", hint)
     return path
 
@@ -223,13 +224,14 @@ class Questions:
             return None
         kind = "notice" if hint == "none" else "yes_no" if hint == "confirm" or "(yes/no" in prompt else "secret"
         asking.withdrawn = True
-        with self._opened():
+        with self.standing():
             async with self._turn:
                 asking.withdrawn = False
                 if is_new and prompt in self._passphrases:
                     # It was given for another host, while this question waited.
                     return self._passphrases[prompt]
-                answer = await (self._asker or _on_terminal)(Question(asking.where, prompt, kind))
+                again = "" if is_new else "Permission denied, please try again.\n"
+                answer = await (self._asker or _on_terminal)(Question(asking.where, again + prompt, kind))
         if answer is None:
             asking.give_up(prompt)
         elif prompt.startswith("Enter passphrase for "):
@@ -239,8 +241,8 @@ class Questions:
         return answer
 
     @contextlib.contextmanager
-    def _opened(self) -> Iterator[None]:
-        """Hold the clock."""
+    def standing(self) -> Iterator[None]:
+        """Keep the clock standing: a user is asked."""
         if not self._open:
             self._open_since = time.monotonic()
         self._open += 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import errno
+import os
 import shlex
 import socket
 from pathlib import Path
@@ -85,6 +86,8 @@ def ssh_error(settings: Settings, attempt: Attempt, error: Exception) -> HostErr
 
 def _protocol_error(settings: Settings, attempt: Attempt, error: asyncssh.Error) -> HostError:
     label, step = settings.label, attempt.step
+    if isinstance(error, asyncssh.HostKeyNotVerifiable) and "revoked" in error.reason:
+        return HostError(label, "connect", f"the host key of {settings.where} is revoked: {error.reason}")
     if isinstance(error, asyncssh.HostKeyNotVerifiable):
         # ssh may accept a new key, but never a changed one.
         kind = HostError if is_known(settings, attempt.address) else NeedsSsh
@@ -125,7 +128,7 @@ def auth_refused(settings: Settings) -> HostError:
     tried = [short(str(path)) for path in settings.keys]
     if settings.agent:
         tried.append("ssh-agent")
-    hint = f"try by hand: ssh -p {settings.port} {settings.user}@{settings.host}"
+    hint = f"try by hand: {shlex.join(['ssh', *settings.target.options, settings.alias])}"
     text = f"auth refused for user {settings.user}; keys tried: {', '.join(tried) or 'none, there is no key here'}"
     return NeedsSsh(settings.label, "auth", text, hint)
 
@@ -192,6 +195,8 @@ def complaint(settings: Settings, address: str, offered: asyncssh.SSHKey | None)
     if settings.jump is not None:
         by_hand = shlex.join(["ssh", *settings.target.options, settings.alias])
         return reason, f"log in once by hand and check the fingerprint: {by_hand}"
+    if first == os.devnull:
+        return reason, "keys in /dev/null cannot be kept: set UserKnownHostsFile, or known_hosts in HOSTS, to a file"
     return reason, f"check the fingerprint, then add it with: ssh-keyscan -p {settings.port} {settings.host} >> {first}"
 
 

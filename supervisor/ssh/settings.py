@@ -29,7 +29,7 @@ AGENT_VARIABLE = "SSH_AUTH_SOCK"
 # those that change nothing for us. These are about sessions, forwarding and waiting, which we set ourselves, about what
 # ssh prints, or about ways to log in: where asyncssh does not get in, ssh tries. Any other option needs ssh.
 AS_WELL = re.compile(
-    r"host(name|keyalias)?|port|user|(global|user)knownhostsfile|identit\w+|proxyjump|"
+    r"host(name|keyalias)?|port|user|(global|user)knownhostsfile|identit\w+|ignoreunknown|proxyjump|"
     r"addkeystoagent|batchmode|canonical\w+|checkhostip|clearallforwardings|compression|connect(ionattempts|timeout)|"
     r"control(master|path|persist)|enable\w+|escapechar|exitonforwardfailure|fingerprinthash|forkafterauthentication|"
     r"(dynamic|local|remote)?forward\w*|gatewayports|(gssapi|hostbased)\w+|hashknownhosts|ipqos|log(level|verbose)|"
@@ -194,14 +194,19 @@ def jump_of(command: str) -> Target | None:
         if word == "-W":
             leads = words.pop(0) if words else ""
         elif _VALUED.fullmatch(word) and words:
-            options += [word, words.pop(0)]
+            # A shell would do this to a word that begins so.
+            value = os.path.expanduser(words.pop(0))
+            # As `-o` they do not take the place of what we ourselves say.
+            name = {"-J": "ProxyJump", "-S": "ControlPath"}.get(word)
+            options += [word, value] if name is None else ["-o", f"{name}={value}"]
         elif word.startswith("-"):
             options.append(word)
         else:
             names.append(word)
     if os.path.basename(program) != "ssh" or leads not in ("%h:%p", "[%h]:%p") or len(names) != 1:
         return None
-    if "%" in "".join((*options, *names)):
+    if re.search(r"[%$`;&|<>(){}\\*?]", "".join((*options, *names))):
+        # ssh or a shell has to expand it.
         return None
     user, at, name = names[0].rpartition("@")
     return Target(name, (*options, *(("-l", user) if at else ())))

@@ -130,6 +130,8 @@ class NodeRow:
     text: str
     error: str
     hint: str
+    asks: bool = False
+    """ssh asks something to which there is no answer yet."""
     vitals: NodeVitals = dataclasses.field(default_factory=NodeVitals)
     """Its usage, as in the document."""
     began: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -357,6 +359,7 @@ def _node(
         text=host.text if host is not None else "",
         error=(host.error or "") if host is not None else "",
         hint=host.hint if host is not None else "",
+        asks=host is not None and host.asks,
         vitals=vitals,
         began=dict(host.began) if host is not None else {},
     )

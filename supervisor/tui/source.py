@@ -49,6 +49,10 @@ class HostConnection(Protocol):
         """What the operator can do about it."""
 
     @property
+    def asks(self) -> bool:
+        """ssh asks something to which there is no answer yet."""
+
+    @property
     def began(self) -> Mapping[str, float]:
         """The time when each step began, by time.monotonic(); of a recording nothing."""
 

@@ -200,7 +200,9 @@ def test_a_node_gets_neither_the_operators_ssh_agent_nor_variables(
     [
         ("ssh -W %h:%p gate", "gate", ()),
         ("/usr/bin/ssh -q -p 2222 me@gate -W [%h]:%p", "gate", ("-q", "-p", "2222", "-l", "me")),
-        ("ssh -i ~/k -o User=me -W %h:%p gate", "gate", ("-i", "~/k", "-o", "User=me")),
+        ("ssh -F /c -o User=me -W %h:%p gate", "gate", ("-F", "/c", "-o", "User=me")),
+        ("ssh -S none -J me@far -W %h:%p gate", "gate", ("-o", "ControlPath=none", "-o", "ProxyJump=me@far")),
+        ("ssh -i $HOME/k -W %h:%p gate", None, ()),
         ("ssh gate nc %h %p", None, ()),
         ("ssh -W %h:22 gate", None, ()),
         ("ssh -W %h:%p -l %r gate", None, ()),

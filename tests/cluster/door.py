@@ -142,8 +142,8 @@ class Server:
         return f"{places} {self.host_key}\n"
 
     def logins(self) -> int:
-        """Return how many connections have logged in, each counted once, however many factors it has shown."""
-        return len(set(re.findall(r"^Accepted \S+ for \S+ from (\S+ port \d+)", self.log.read_text(), re.MULTILINE)))
+        """Return how many connections have logged in: sshd calls all factors but the last one partial."""
+        return len(re.findall(r"^Accepted \S+ for ", self.log.read_text(), re.MULTILINE))
 
 
 @dataclass(frozen=True)

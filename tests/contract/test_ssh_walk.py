@@ -12,6 +12,7 @@ import os
 import pty
 import re
 import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -387,6 +388,69 @@ def test_killed_while_a_question_is_open(site: Site) -> None:
         assert tty.wait_for_end() == 0, tty.text
 
 
+def test_a_login_that_was_killed_is_made_again_once(site: Site) -> None:
+    for count in (1, 2):
+        with site.terminal("check") as tty:
+            tty.answer(site.of_bastion, site.typed)
+            tty.answer(site.of_second, site.typed)
+            assert tty.wait_for_end() == 0, tty.text
+        masters = [pid for pid in ssh_processes(site.door) if "-M" in _words(pid)]
+        assert len(masters) == len(HOSTS) + 1, count
+        for pid in masters:
+            # Its socket stays.
+            os.kill(pid, signal.SIGKILL)
+        _until(lambda: not ssh_processes(site.door), "ssh stays", GONE_S)
+    # Nobody answers, and nobody may be asked: what is left ends all the same.
+    assert site.operator.run(*site.command("clean")).returncode == UNREACHABLE
+    assert site.sockets() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT])
+def test_a_question_that_is_interrupted_leaves_the_terminal_as_it_was(site: Site, number: signal.Signals) -> None:
+    with site.terminal("check") as tty:
+        tty.until(site.of_bastion)
+        _until(lambda: not _echoes(tty), "what is typed is shown")
+        tty.process.send_signal(number)
+        assert tty.wait_for_end() != 0
+        assert _echoes(tty), (tty.process.returncode, tty.text)
+    _until(lambda: not ssh_processes(site.door), "ssh stays", GONE_S)
+
+
+def test_a_question_comes_again_after_a_stop_and_the_answer_is_not_shown(site: Site) -> None:
+    with site.terminal("check") as tty:
+        tty.until(site.of_bastion)
+        _until(lambda: not _echoes(tty), "what is typed is shown")
+        tty.process.send_signal(signal.SIGSTOP)
+        # A shell would set the terminal as it likes it.
+        shown = termios.tcgetattr(tty.master)
+        shown[3] |= termios.ECHO
+        termios.tcsetattr(tty.master, termios.TCSANOW, shown)
+        tty.process.send_signal(signal.SIGCONT)
+        tty.until(site.of_bastion, count=2)
+        assert not _echoes(tty)
+        tty.send(site.typed.encode())
+        tty.answer(site.of_second, site.typed)
+        assert tty.wait_for_end() == 0, tty.text
+        assert site.door.password not in tty.text
+
+
+def _echoes(tty: Window) -> bool:
+    return bool(termios.tcgetattr(tty.master)[3] & termios.ECHO)
+
+
+def test_a_second_command_waits_for_the_answer_to_the_first(site: Site) -> None:
+    before = site.logins()
+    with site.terminal("check") as first:
+        first.until(site.of_bastion)
+        with site.terminal("check") as second:
+            second.until("hosts: ")
+            first.send(site.typed.encode())
+            first.answer(site.of_second, site.typed)
+            assert (first.wait_for_end(), second.wait_for_end()) == (0, 0), second.text
+            assert site.of_bastion not in second.text
+    assert site.since(before)[0] == 1
+
+
 def test_killed_while_logins_are_open(site: Site) -> None:
     site.launch()
     before = set(site.door.pids())
@@ -427,7 +491,8 @@ def test_three_wrong_answers_are_about_their_host_alone(site: Site) -> None:
         tty.answer(site.of_bastion, site.typed)
         tty.answer(site.of_second, "a wrong password\n", times=3)
         assert tty.wait_for_end() == UNREACHABLE, tty.text
-        assert (tty.text.count(site.of_bastion), tty.text.count(f"gpu2: {site.of_second}")) == (1, 3)
+        assert (tty.text.count(site.of_bastion), tty.text.count(site.of_second)) == (1, 3)
+        assert tty.text.count("gpu2: Permission denied, please try again.") == 2
     lines = [line for line in tty.text.splitlines() if "auth refused" in line]
     assert len(lines) == 1, tty.text
     assert "gpu2" in lines[0]

@@ -117,7 +117,9 @@ def _next_row(job_view: JobView, age_s: float, now_s: float, width: int, glyphs:
     if job_view.problem:
         return fit_row(((f" X {clean(job_view.problem)}", "bad"),), width, glyphs.more)
     if job_view.stale and age_s != float("inf"):
-        text = f" no status for {values.age(age_s)}; the job continues; reconnecting"
+        asks = any(node.asks for node in job_view.nodes)
+        what = "ssh needs your answer: A" if asks else "reconnecting"
+        text = f" no status for {values.age(age_s)}; the job continues; {what}"
         return fit_row(((text, "warn"),), width, glyphs.more)
     if job_view.ended:
         return _end_row(job_view, now_s, width, glyphs)
