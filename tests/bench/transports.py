@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tests.bench.report import Report, Table, ratio, seconds
@@ -28,9 +28,15 @@ SCRIPT = "import time\nfor step in range(10**6):\n    print('step', step, flush=
 ASYNCSSH, OPEN, MADE = "asyncssh", "openssh, logged in before", "openssh, with its logins"
 
 
-def _supervisor(*words: str, path: Path | None = None) -> float:
-    """Run a command, with the programs of a directory first; returns its seconds. Raises ClusterError."""
+def _supervisor(*words: str, path: Path | None = None, run: Path | None = None) -> float:
+    """Run a command, with the programs of a directory first; returns its seconds. Raises ClusterError.
+
+    `run`: where its logins of ssh are, which are ended after it.
+    """
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    if run is not None:
+        run.mkdir(mode=0o700)
+        env["XDG_RUNTIME_DIR"] = str(run)
     if path is not None:
         env["PATH"] = f"{path}{os.pathsep}{env['PATH']}"
     begun = time.perf_counter()
@@ -44,7 +50,14 @@ def _supervisor(*words: str, path: Path | None = None) -> float:
     )
     if done.returncode:
         raise ClusterError(f"{' '.join(words)}: {done.stderr.decode(errors='replace')[-2000:]}")
-    return time.perf_counter() - begun
+    took = time.perf_counter() - begun
+    _end(run.glob("supervisor/*") if run is not None else ())
+    return took
+
+
+def _end(sockets: Iterable[Path]) -> None:
+    for socket in sockets:
+        subprocess.run(["ssh", "-F", "none", "-S", socket, "-O", "exit", "x"], check=False, capture_output=True)
 
 
 @contextlib.contextmanager
@@ -63,8 +76,7 @@ def _logged_in(cluster: Cluster, folder: Path) -> Iterator[Path]:
             subprocess.run([ssh, "-f", "-N", "-M", "-S", path, *options], check=True, timeout=TIMEOUT_S)
         yield program.parent
     finally:
-        for path in paths.values():
-            subprocess.run(["ssh", "-F", "none", "-S", path, "-O", "exit", "x"], check=False, capture_output=True)
+        _end(map(Path, paths.values()))
 
 
 def run() -> Report:
@@ -83,10 +95,10 @@ def run() -> Report:
         _supervisor("up", ways["asyncssh"], "--detach", str(work / "train.py"))
         try:
             with _logged_in(cluster, work) as path:
-                for _ in range(RUNS):
+                for number in range(RUNS):
                     times[ASYNCSSH].append(_supervisor("status", ways["asyncssh"]))
                     times[OPEN].append(_supervisor("status", ways["openssh"], path=path))
-                    times[MADE].append(_supervisor("status", ways["openssh"]))
+                    times[MADE].append(_supervisor("status", ways["openssh"], run=work / f"run{number}"))
         finally:
             _supervisor("stop", ways["asyncssh"])
     middle = {way: statistics.median(values) for way, values in times.items()}
