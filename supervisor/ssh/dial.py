@@ -1,6 +1,6 @@
 """One connection of asyncssh.
 
-In: Settings; behind a jump host, the command of ssh that leads through it. Out: an authenticated connection, or
+In: Settings; behind a jump host, a socket that leads through it. Out: an authenticated connection, or
 HostError: NeedsSsh where ssh itself may get in.
 """
 
@@ -16,7 +16,7 @@ from supervisor.ssh.reasons import Attempt
 from supervisor.ssh_library import asyncssh
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from supervisor.ssh.settings import Settings
 
@@ -55,19 +55,19 @@ class _Client(asyncssh.SSHClient):
         self._progress("auth", f"as {username}")
 
 
-async def dial(settings: Settings, proxy: Sequence[str] | None, progress: Progress) -> asyncssh.SSHClientConnection:
+async def dial(settings: Settings, passed_on: socket.socket | None, progress: Progress) -> asyncssh.SSHClientConnection:
     """Connect and authenticate; the caller hangs up. Raises HostError; NeedsSsh where ssh itself may get in.
 
-    `proxy`: the command line of a process that passes bytes on, through a jump host.
+    `passed_on`: the socket of a process that passes bytes on, through a jump host; it is closed with the connection.
     """
     pauses = iter(RETRY_PAUSES_S)
     while True:
         attempt = Attempt()
         try:
-            return await _once(settings, proxy, progress, attempt)
+            return await _once(settings, passed_on, progress, attempt)
         except (asyncssh.ConnectionLost, ConnectionResetError) as error:
             pause = next(pauses, None)
-            if pause is None or attempt.step != "connect" or attempt.offered is not None:
+            if pause is None or passed_on is not None or attempt.step != "connect" or attempt.offered is not None:
                 raise reasons.ssh_error(settings, attempt, error) from error
             await asyncio.sleep(pause)
         except asyncio.TimeoutError:
@@ -77,31 +77,27 @@ async def dial(settings: Settings, proxy: Sequence[str] | None, progress: Progre
 
 
 async def _once(
-    settings: Settings, proxy: Sequence[str] | None, progress: Progress, attempt: Attempt
+    settings: Settings, passed_on: socket.socket | None, progress: Progress, attempt: Attempt
 ) -> asyncssh.SSHClientConnection:
-    sock = None
-    if proxy is not None:
-        way: dict[str, Any] = {"proxy_command": proxy}
+    if passed_on is not None:
         progress("connect", f"{settings.where} through {settings.jump.alias if settings.jump else ''}")
-    else:
-        sock = await _tcp(settings, progress)
-        way = {"sock": sock}
+    sock = passed_on or await _tcp(settings, progress)
     try:
-        return await asyncio.wait_for(_handshake(settings, progress, attempt, way), CONNECT_DEADLINE_S)
+        return await asyncio.wait_for(_handshake(settings, progress, attempt, sock), CONNECT_DEADLINE_S)
     except BaseException:
-        if sock is not None:
-            sock.close()
+        sock.close()
         raise
 
 
 async def _handshake(
-    settings: Settings, progress: Progress, attempt: Attempt, way: dict[str, Any]
+    settings: Settings, progress: Progress, attempt: Attempt, sock: socket.socket
 ) -> asyncssh.SSHClientConnection:
     keys = [str(path) for path in settings.keys]
+    options: dict[str, Any] = {}
     if settings.only_these and keys:
         public = await asyncio.to_thread(_public_halves, keys)
         # Ask the agent only for these keys: a server refuses after a few wrong ones.
-        way["agent_identities"] = public or None
+        options["agent_identities"] = public or None
     return await asyncssh.connect(
         settings.host,
         settings.port,
@@ -123,7 +119,8 @@ async def _handshake(
         send_env=[],
         login_timeout=CONNECT_DEADLINE_S,
         connect_timeout=None,
-        **way,
+        sock=sock,
+        **options,
     )
 
 

@@ -12,6 +12,7 @@ import dataclasses
 import os
 import resource
 import shlex
+import signal
 import time
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,7 +28,7 @@ from supervisor.ssh.questions import questions
 from supervisor.ssh.reasons import Attempt, NeedsSsh
 from supervisor.ssh.settings import Settings, chain, for_host
 from supervisor.ssh.srun import SrunWire, is_node
-from supervisor.ssh.wires import OPEN_DEADLINE_S, LocalWire, SshWire, Terminal, Wire
+from supervisor.ssh.wires import OPEN_DEADLINE_S, LocalWire, SshWire, Terminal, Wire, end_process
 from supervisor.ssh_library import asyncssh
 
 if TYPE_CHECKING:
@@ -332,16 +333,19 @@ _needed_ssh: dict[str, str] = {}
 async def _open_asyncssh(
     host: Host, settings: Settings, jumps: Sequence[Settings], command: str, progress: Progress, may_ask: bool
 ) -> Wire:
-    proxy = None
+    passed_on = passing = connection = None
     if jumps:
         jump = await log_in(host.name, jumps[-1], jumps[:-1], progress, may_ask=may_ask)
-        proxy = jump.words("-W", f"[{settings.host}]:{settings.port}", "jump")
-    connection = await dial(settings, proxy, progress)
+        passed_on, passing = await jump.pass_on(settings.host, settings.port)
     try:
-        return await SshWire.open(connection, command)
+        connection = await dial(settings, passed_on, progress)
+        return await SshWire.open(connection, passing, command)
     except BaseException as error:
-        with contextlib.suppress(asyncio.TimeoutError):
-            await hang_up(connection)
+        if connection is not None:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await hang_up(connection)
+        if passing is not None:
+            await end_process(passing, (signal.SIGKILL,))
         if isinstance(error, asyncssh.ChannelOpenError):
             raise reasons.channel_error(settings, error) from error
         if isinstance(error, asyncio.TimeoutError):

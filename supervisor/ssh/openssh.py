@@ -18,6 +18,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -69,6 +70,24 @@ class Login(NamedTuple):
         """Return the command line of a process that uses this connection, and never makes one of its own."""
         program = sshconfig.program() or "ssh"
         return [program, "-F", "none", "-S", self.path, "-o", "ProxyCommand=false", *options]
+
+    async def pass_on(self, host: str, port: int) -> tuple[socket.socket, asyncio.subprocess.Process]:
+        """Return a socket that leads to a port of a host there, and the process behind it; raises OSError."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *self.words("-W", f"[{host}]:{port}", "jump"),
+                    stdin=theirs.fileno(),
+                    stdout=theirs.fileno(),
+                    stderr=asyncio.subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+            except BaseException:
+                ours.close()
+                raise
+        ours.setblocking(False)
+        return ours, process
 
     async def control(self, request: str) -> bool:
         """Send `check` or `stop` to the process that holds the connection; returns whether it answers."""

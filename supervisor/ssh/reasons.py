@@ -72,6 +72,10 @@ def timeout_error(label: str, step: str, seconds: float, where: str = "") -> Hos
 def ssh_error(settings: Settings, attempt: Attempt, error: Exception) -> HostError:
     """Return the error for a failed SSH connection."""
     label, step = settings.label, attempt.step
+    if settings.jump is not None and step == "connect" and isinstance(error, (asyncssh.ConnectionLost, OSError)):
+        reason = f"{settings.where} cannot be reached from the jump host {settings.jump.alias}"
+        hint = "check the address as the jump host sees it; sshd there must allow it: AllowTcpForwarding, PermitOpen"
+        return HostError(label, step, reason, hint)
     if isinstance(error, asyncssh.ChannelOpenError):
         return channel_error(settings, error)
     if isinstance(error, asyncssh.Error):
@@ -100,10 +104,6 @@ def _protocol_error(settings: Settings, attempt: Attempt, error: asyncssh.Error)
         return NeedsSsh(label, "connect", f"no common algorithm: {error.reason}", hint)
     if isinstance(error, asyncssh.PermissionDenied):
         return auth_refused(settings)
-    if isinstance(error, asyncssh.ConnectionLost) and settings.jump is not None and step == "connect":
-        reason = f"{settings.where} cannot be reached from the jump host {settings.jump.alias}"
-        hint = "check the address as the jump host sees it; sshd there must allow it: AllowTcpForwarding, PermitOpen"
-        return HostError(label, step, reason, hint)
     if isinstance(error, asyncssh.ConnectionLost):
         hint = "see sshd's log there (MaxStartups, AllowUsers, firewall)"
         return HostError(label, step, f"{settings.where} closed the connection: {error.reason}", hint)

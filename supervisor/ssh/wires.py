@@ -130,8 +130,14 @@ class _SshWriter:
 class SshWire:
     """The command in an SSH session of asyncssh."""
 
-    def __init__(self, connection: asyncssh.SSHClientConnection, process: asyncssh.SSHClientProcess[bytes]) -> None:
+    def __init__(
+        self,
+        connection: asyncssh.SSHClientConnection,
+        passing: asyncio.subprocess.Process | None,
+        process: asyncssh.SSHClientProcess[bytes],
+    ) -> None:
         self._connection = connection
+        self._passing = passing
         self._process = process
         self.reader = cast("asyncio.StreamReader", _SshReader(process.stdout))
         self.writer = cast("asyncio.StreamWriter", _SshWriter(process.stdin))
@@ -139,10 +145,15 @@ class SshWire:
         self._collecting = asyncio.ensure_future(_collect(process.stderr.read, self.stderr))
 
     @classmethod
-    async def open(cls, connection: asyncssh.SSHClientConnection, command: str) -> SshWire:
-        """Run a command; raises asyncssh.Error, OSError, asyncio.TimeoutError."""
+    async def open(
+        cls, connection: asyncssh.SSHClientConnection, passing: asyncio.subprocess.Process | None, command: str
+    ) -> SshWire:
+        """Run a command; raises asyncssh.Error, OSError, asyncio.TimeoutError.
+
+        `passing`: the process that passes the connection on through a jump host, ended with it.
+        """
         opening = connection.create_process(command, encoding=None, request_pty=False)
-        return cls(connection, await asyncio.wait_for(opening, OPEN_DEADLINE_S))
+        return cls(connection, passing, await asyncio.wait_for(opening, OPEN_DEADLINE_S))
 
     async def run_on(self, terminal: Terminal, command: str) -> None:
         """Run a command on a terminal until it ends, over this connection; raises asyncssh.Error, OSError."""
@@ -171,6 +182,8 @@ class SshWire:
         """End the session and the connection."""
         self._process.close()
         await hang_up(self._connection)
+        if self._passing is not None:
+            await end_process(self._passing, (signal.SIGKILL,))
         await _end(self._collecting)
 
 
