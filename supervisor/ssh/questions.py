@@ -169,6 +169,7 @@ class Questions:
         try:
             async with self._starting:
                 if self._server is None:
+                    _sweep(folder)
                     path.unlink(missing_ok=True)
                     _write_helper(helper)
                     self._server = await asyncio.start_unix_server(self._serve, path, limit=LONGEST_QUESTION)
@@ -252,6 +253,17 @@ class Questions:
             self._open -= 1
             if not self._open:
                 self._stood_s += time.monotonic() - self._open_since
+
+
+def _sweep(folder: Path) -> None:
+    """Remove the sockets of supervisors that were killed."""
+    for path in folder.glob("ask.*"):
+        try:
+            os.kill(int(path.suffix[1:]), 0)
+        except ProcessLookupError:
+            path.unlink(missing_ok=True)
+        except (OSError, ValueError):
+            continue
 
 
 def _write_helper(path: Path) -> None:

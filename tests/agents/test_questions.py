@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,17 @@ async def test_where_nobody_can_answer_the_question_is_kept_for_the_error() -> N
     with desk.on_screen(user.ask):
         assert await _ssh_asks(desk, asking, "Are you\nsure?") == (None, b"")
     assert (user.asked, asking.unanswered) == ([], "Are you / sure?")
+
+
+async def test_what_a_killed_supervisor_has_left_goes() -> None:
+    ended = await asyncio.create_subprocess_exec("true")
+    await ended.wait()
+    (run_dir() / f"ask.{ended.pid}").touch()
+    (run_dir() / f"ask.{os.getppid()}").touch()
+    desk, user = Questions(), User("x")
+    with desk.on_screen(user.ask):
+        await _ssh_asks(desk, Asking("n1", may_ask=True), "Password: ")
+    assert sorted(path.name for path in run_dir().iterdir()) == [f"ask.{os.getppid()}", "askpass"]
 
 
 async def test_a_stranger_at_the_socket_gets_nothing(ssh_home: Path) -> None:
