@@ -27,6 +27,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--step", action="store_true", help="stay in this Slurm step, and write to the job's log")
     engine = modes.add_parser("engine", help="the part that starts the workers; started by the agent")
     engine.add_argument("--job", required=True)
+    engine.add_argument("--wire", required=True, metavar="SOCKET", help="where the agent waits for it")
     store = modes.add_parser("store", help="serves the stores of torch; started by the engine")
     store.add_argument("--job", required=True, help="for ps")
     store.add_argument("--engine", type=int, metavar="PID", required=True)
@@ -41,6 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     shell.add_argument("--rank", type=int, required=True)
     shell.add_argument("--pid", type=int, required=True)
     shell.add_argument("--line", default="", help="a command line to run instead")
+    shell.add_argument("--inside", action="store_true", help="this is where the ranks run")
     shell.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a variable of that command")
     return parser
 
@@ -69,12 +71,13 @@ def main(argv: list[str] | None = None) -> int:
     if args.mode == "shell":
         from remote_agent.bridge import shell
 
-        return shell.main(args.job, args.rank, args.pid, args.line, dict(one.split("=", 1) for one in args.set))
+        variables = dict(one.split("=", 1) for one in args.set)
+        return shell.main(args.job, args.rank, args.pid, args.line, variables, args.inside)
     if args.mode in ("probe", "store", "torchrun"):
         return _use_torch(args)
     from remote_agent.engine import engine as engine_part
 
-    return engine_part.main(args.job)
+    return engine_part.main(args.job, args.wire)
 
 
 def _connect() -> int:

@@ -41,6 +41,7 @@ from remote_agent.election.member import Member
 from remote_agent.engine.processes import adopt_orphans, end_all_marked
 from remote_agent.history.keeper import HistoryKeeper
 from remote_agent.logs import LogStore
+from remote_agent.runtime.runtime import Place, runtime_of
 from remote_agent.vitals.host import HostUsage, Vitals
 from remote_agent.wire import FIRST_TERM, Channel, JobSpec, Problem, split_endpoint
 from remote_agent.wire.events import AGENT_DIED
@@ -77,6 +78,7 @@ class Agent:
         self._tasks = Tasks()
         self.life = life = Life()
         journal, logs = Journal(files.events), LogStore(files.root, live=True, bound=spec.log_bound)
+        runtime = runtime_of(files.home, Place.of(spec, node, working_directory(files, spec)), files)
         others = peers.Peers(files, node, spec.endpoint, self._tasks)
         self._background = background = Background(node, others)
         self.context = Context(
@@ -89,6 +91,7 @@ class Agent:
             logs=logs,
             history=HistoryKeeper(files.history),
             tree=JobTree(files.home, spec.tree),
+            runtime=runtime,
             vitals=Vitals(HostUsage(files.root), files.name, lambda: bool(life.operators)),
             peers=others,
             ballot=Ballot(files.term, Member(me=node, node_timeout=spec.node_timeout, contact=clocks.now())),
@@ -99,12 +102,12 @@ class Agent:
         def make_engine(notice: Notice) -> EngineLink:
             nonlocal engine
             if torchrun is not None:
-                return TorchrunLink(files, notice, torchrun)
+                return TorchrunLink(files, notice, torchrun, self.context.runtime)
             hello = orders.hello(self.context)
             left, engine = engine, None
             if left is None:
-                return EngineLink(files, notice, hello)
-            left.turn_to(files, notice, hello)
+                return EngineLink(files, notice, hello, self.context.runtime)
+            left.turn_to(files, notice, hello, self.context.runtime)
             return left
 
         self.keeper: keeping.EngineKeeper | None = None
@@ -181,6 +184,7 @@ class Agent:
         channels = (*self._peers, *self.life.operators)
         await asyncio.gather(*(channel.close() for channel in channels), return_exceptions=True)
         await self._tasks.close()
+        await self.context.runtime.close()
         self.context.snapshots.close()
         self._background.close()
         await self.context.logs.stop()

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from remote_agent.election.peers import Peers
     from remote_agent.history.keeper import HistoryKeeper
     from remote_agent.logs import LogStore
+    from remote_agent.runtime.runtime import Runtime
     from remote_agent.vitals.host import Vitals
     from remote_agent.wire import Channel, JobSpec
 
@@ -97,6 +98,8 @@ class Context:
     logs: LogStore
     history: HistoryKeeper
     tree: JobTree
+    runtime: Runtime
+    """Where the ranks run."""
     vitals: Vitals
     peers: Peers
     ballot: Ballot

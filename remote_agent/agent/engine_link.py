@@ -12,17 +12,21 @@ import logging
 import os
 import signal
 import socket
+import struct
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from remote_agent.base.proc import own_command, restore_open_files, start_ticks
-from remote_agent.engine.processes import Leftovers
+from remote_agent.base.files import read_text
+from remote_agent.base.proc import reap, restore_open_files, start_ticks
+from remote_agent.base.streams import serve_unix
+from remote_agent.engine.processes import Leftovers, end_all_marked
 from remote_agent.wire import Answer, Args, CallFailed, Channel, ChannelClosed, Problem, WireError
 from remote_agent.wire.documents import StandbyStatus
 from remote_agent.wire.gate import reader
 
 if TYPE_CHECKING:
     from remote_agent.base.paths import JobFiles
+    from remote_agent.runtime.runtime import Runtime, Start
     from remote_agent.wire.answers import TorchFacts
 
 log = logging.getLogger(__name__)
@@ -30,25 +34,41 @@ log = logging.getLogger(__name__)
 # This is longer than the engine waits for a process that imports torch.
 IMPORT_TIMEOUT_S = 310.0
 CALL_MARGIN_S = 30.0
-# Once its input has ended, an engine kills its workers and ends, within two seconds; one that needs longer hangs.
+# An engine behind a prefix starts with its container, on a node that swaps more slowly.
+CALLS_S = 120.0
+# Once its connection has ended, an engine kills its workers and ends, within two seconds; one that needs longer hangs.
 END_S = 0.5
 # After SIGKILL, a process that stays longer is stuck in the kernel and runs no user code any more.
 DEAD_S = 2.0
 DISMISS_S = 5.0
-VERSIONS = ("torch", "cuda", "nccl", "python")
+VERSIONS = ("torch", "cuda", "nccl", "python", "runs_in")
+# A container is removed when its process has ended.
+APART_END_S = 3.0
+# struct ucred: pid, uid and gid of the process at the other end of a Unix socket, as this process sees them.
+PEER = struct.Struct("3i")
+NO_PIDS = "it gives its processes numbers of their own (a PID namespace), so signals and stacks would miss the ranks"
+PIDS_HINT = "have it use the host's: no --unshare-pid with bwrap, no --pid with apptainer"
 _read_standby = reader(StandbyStatus)
 Notice = Callable[[str, "Args"], Awaitable[None]]
 
 
 class EngineLink:
-    """One engine process."""
+    """One engine process: how it is started, called, heard, and ended with all that it has started."""
 
     replaceable = True
     """Another one may be started when it has died."""
 
-    def __init__(self, files: JobFiles, notice: Notice, hello: Mapping[str, object]) -> None:
-        """`hello`: the arguments of the first request to the engine."""
+    def __init__(self, files: JobFiles, notice: Notice, hello: Mapping[str, object], runtime: Runtime) -> None:
+        """`hello`: the arguments of the first request to the engine; `runtime`: where it runs."""
         self._files = files
+        self.runtime = runtime
+        self.runs_in = ""
+        """The name of what it runs in, as `Runtime.name` returns it."""
+        self.is_superseded = False
+        """Its end is no death: another one follows, which runs in something else."""
+        self._start: Start | None = None
+        self._own: tuple[int, int | None] | None = None
+        """The engine's own pid and start time, where a prefix stands before it."""
         self._hello = hello
         self._notice = notice
         self._workers: dict[int, int | None] = {}
@@ -77,6 +97,9 @@ class EngineLink:
                 self._serving = asyncio.ensure_future(self._serve(self._channel))
         except OSError as error:
             return self._over(f"it cannot be started: {error}")
+        except Problem as problem:
+            self.problem = f"{problem.message} ({problem.hint})" if problem.hint else problem.message
+            return self._over(problem.message)
         greeting = asyncio.ensure_future(self._greet())
         try:
             return self._over(await asyncio.shield(self._serving))
@@ -84,26 +107,63 @@ class EngineLink:
             greeting.cancel()
             await asyncio.gather(greeting, return_exceptions=True)
 
-    def turn_to(self, files: JobFiles, notice: Notice, hello: Mapping[str, object]) -> None:
+    def turn_to(self, files: JobFiles, notice: Notice, hello: Mapping[str, object], runtime: Runtime) -> None:
         """Serve another job from now on: `run` greets the engine for it."""
+        runtime.inherit(self.runtime)
+        self.runtime = runtime
         self._files, self._notice, self._hello = files, notice, hello
         self.facts = {}
         self.ready = asyncio.Event()
         self.has_served = True
 
     async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        self.runs_in = await self.runtime.make()
+        words = ("engine", "--job", self._files.name, "--wire", str(self._files.wire))
+        self._start = start = await self.runtime.start(*words)
+        called: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Future()
+
+        async def calls(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            called.set_result((reader, writer))
+
+        server = await serve_unix(self._files.wire, calls)
+        try:
+            return await self._call_of(start, called)
+        except BaseException:
+            await self.kill()
+            raise
+        finally:
+            server.close()
+            self._files.wire.unlink(missing_ok=True)
+
+    async def _call_of(
+        self, start: Start, called: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]]
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Start the process and wait until the engine calls; raises OSError, Problem."""
+        before = len(read_text(self._files.log))
         self._process = await asyncio.create_subprocess_exec(
-            *own_command("engine", "--job", self._files.name),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,
+            *start.command, stdin=asyncio.subprocess.DEVNULL, env=start.variables, start_new_session=True
         )
         # The limit is raised before the engine starts workers, which it does only on request.
         restore_open_files(self._process.pid)
-        output, feed = self._process.stdout, self._process.stdin
-        assert output is not None
-        assert feed is not None
-        return output, feed
+        ended = asyncio.ensure_future(self._process.wait())
+        either: set[asyncio.Future[Any]] = {called, ended}
+        await asyncio.wait(either, timeout=CALLS_S, return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        if not called.done():
+            status = self._process.returncode
+            how = f"did not call within {CALLS_S:.0f} s" if status is None else f"ended with {status}"
+            words = read_text(self._files.log)[before:].strip().rpartition("\n")[2]
+            name = os.path.basename(start.command[0])
+            raise Problem(
+                "engine", f"{name} {how}{f': {words}' if words else ''}", "look at agent.log of the job there"
+            )
+        reader, writer = called.result()
+        if start.is_apart:
+            pid, _, _ = PEER.unpack(
+                writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
+            )
+            self._own = (pid, start_ticks(pid))
+        return reader, writer
 
     async def _serve(self, channel: Channel) -> str:
         try:
@@ -165,6 +225,10 @@ class EngineLink:
             self._workers.clear()
         return answer.data
 
+    def variables(self, login: Mapping[str, str]) -> dict[str, str] | None:
+        """Return what an engine has of the variables of a login; None: it keeps its own."""
+        return self.runtime.variables(login)
+
     async def renew(self, seconds: float) -> None:
         """Allow the engine to continue for that long; without renewal it ends what it runs."""
         if self._channel is not None:
@@ -183,11 +247,17 @@ class EngineLink:
             return
         await self._channel.close()
         if self._process is not None:
+            is_apart = self._start is not None and self._start.is_apart
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._process.wait(), END_S)
+                await asyncio.wait_for(self._process.wait(), APART_END_S if is_apart else END_S)
         await self.kill()
         if self._serving is not None:
             await asyncio.wait({self._serving})
+
+    async def give_way(self) -> None:
+        """End the engine, which has no workers, because another one is to follow."""
+        self.is_superseded = True
+        await self.close()
 
     async def kill(self) -> None:
         """Kill the engine, the workers it left and all that these started, and wait for that.
@@ -198,7 +268,8 @@ class EngineLink:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
         pidfds = []
-        for pid, started in self._workers.items():
+        own = dict((self._own,)) if self._own is not None else {}
+        for pid, started in {**own, **self._workers}.items():
             if started is not None and start_ticks(pid) == started:
                 with contextlib.suppress(AttributeError, OSError):
                     pidfds.append(os.pidfd_open(pid))
@@ -211,14 +282,29 @@ class EngineLink:
         finally:
             for pidfd in pidfds:
                 os.close(pidfd)
+            for pid in own:
+                # It is our child if what had started it is dead, and podman waits until it is no zombie any more.
+                reap(pid)
         sessions, self._workers = set(self._workers), {}
         # A torchrun is not our child, and neither are the processes that it leaves behind.
         if self._process is not None and await Leftovers(self._files.root, sessions).sweep((), DEAD_S):
             log.warning("a process that a worker started did not end")
+        await self._end_apart()
+
+    async def _end_apart(self) -> None:
+        """End what is not our descendant: a container, and what an engine in it has left."""
+        start, self._start, self._own = self._start, None, None
+        if start is not None and start.is_apart:
+            if not await asyncio.to_thread(end_all_marked, self._files.root, DEAD_S):
+                log.warning("a process that a worker started did not end")
+            await self.runtime.end(start)
 
     async def _greet(self) -> None:
         try:
             self.facts = await self.call("hello", self._hello, IMPORT_TIMEOUT_S)
+            self.facts["runs_in"] = self.runtime.digest
+            if self._own is not None and self.facts["pid"] != self._own[0]:
+                self.problem = f"{NO_PIDS}: {PIDS_HINT}"
         except CallFailed as failed:
             self.problem = failed.message
         except asyncio.TimeoutError:
@@ -242,8 +328,8 @@ class TorchrunLink(EngineLink):
 
     replaceable = False
 
-    def __init__(self, files: JobFiles, notice: Notice, wire: int) -> None:
-        super().__init__(files, notice, {})
+    def __init__(self, files: JobFiles, notice: Notice, wire: int, runtime: Runtime) -> None:
+        super().__init__(files, notice, {}, runtime)
         self._wire = wire
 
     async def dismiss(self, outcome: Mapping[str, object]) -> None:

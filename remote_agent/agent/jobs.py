@@ -111,7 +111,24 @@ def clean(home: Home, job: object) -> dict[str, Any]:
         # The list of modules that scripts load outlives their jobs, but is removed with the last one.
         size += _size(home.standby)
         shutil.rmtree(home.standby, ignore_errors=True)
+    size += _remove_environments(home)
     return {"removed": removed, "bytes": size, "kept": kept}
+
+
+def _remove_environments(home: Home) -> int:
+    """Remove the environments that no job uses any more, and what killed builds have left; returns their size."""
+    if not home.environments.is_dir():
+        return 0
+    # A mere connection does not load what builds environments.
+    from remote_agent.runtime.environments import Environments
+    from remote_agent.runtime.runtime import used_by
+
+    all_here, size = Environments(home), 0
+    for path in all_here.unused({digest for name in home.job_names() for digest in used_by(home.job(name))}):
+        freed = _size(path)
+        with contextlib.suppress(OSError, Problem):
+            size += freed if all_here.remove(path) else 0
+    return size
 
 
 def _is_over(files: JobFiles) -> bool:
@@ -153,5 +170,7 @@ def _size(root: Path) -> int:
     total = 0
     for directory, _dirs, names in os.walk(root):
         for name in names:
-            total += os.lstat(os.path.join(directory, name)).st_size
+            info = os.lstat(os.path.join(directory, name))
+            # What has another name, in the cache of uv, stays.
+            total += info.st_size if info.st_nlink == 1 else 0
     return total

@@ -58,7 +58,9 @@ def standing() -> dict[str, Any]:
 
 def reuse_key(spec: JobSpec) -> list[str | None]:
     """Return what must be the same for a job to take over another one's engine."""
-    return [spec.tree, spec.workdir, spec.kind, spec.script]
+    places = sorted({f"{node.wrap} {node.python}" for node in spec.nodes})
+    inside = [spec.environment, *spec.extras, spec.container, *spec.mounts, *places]
+    return [spec.tree, spec.workdir, spec.kind, spec.script, *inside]
 
 
 def may_keep(spec: JobSpec, engine: EngineLink) -> bool:
@@ -185,7 +187,7 @@ async def hand_over(engine: EngineLink, files: JobFiles, order: NextJob) -> bool
         os.dup2(log_file, number)
     os.close(log_file)
     try:
-        await engine.call("next", {"env": dict(order.env), "log": str(files.log)}, CALL_S)
+        await engine.call("next", {"env": engine.variables(order.env), "log": str(files.log)}, CALL_S)
     except (CallFailed, WireError, asyncio.TimeoutError) as error:
         log.warning("the engine of the last job cannot be used: %s", str(error) or "no answer in time")
         await engine.close()

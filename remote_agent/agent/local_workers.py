@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from remote_agent.agent import orders
 from remote_agent.agent.coordinator_link import CALL_TIMEOUT_S
+from remote_agent.agent.engine_link import IMPORT_TIMEOUT_S
 from remote_agent.base import clocks
 from remote_agent.base.tasks import Tasks
 from remote_agent.coordinator.state import HEARTBEAT_S
@@ -76,6 +77,8 @@ class LocalWorkers:
         self._resuming: asyncio.Task[None] | None = None
         """The task that looks at snapshots or puts them in place."""
         self._closing = False
+        self._replaced = asyncio.Event()
+        """Set when an engine that was superseded has a successor."""
 
     def start(self) -> None:
         """Begin: the engine at once, workers when they are ordered."""
@@ -119,6 +122,10 @@ class LocalWorkers:
                 return
             log.warning("the engine ended: %s", how)
             self._context.snapshots.end_group()
+            if self.engine.is_superseded:
+                self.engine = self._make_engine(self._on_engine)
+                self._replaced.set()
+                continue
             if self.running is not None:
                 self._tasks.spawn(self._context.logs.finish(self.running), "finish the logs")
             self.running, self.reports = None, []
@@ -139,6 +146,18 @@ class LocalWorkers:
                 return
             self.engine = self._make_engine(self._on_engine)
             await self._node.link.rejoin()
+
+    async def _enter(self, version: str | None) -> None:
+        """Put the work tree of the next group in place, with an engine that runs in what it needs; raises Problem."""
+        await self._context.tree.switch(version)
+        old = self.engine
+        if old.replaceable and old.ready.is_set() and old.runs_in != self._context.runtime.name():
+            self._replaced.clear()
+            await old.give_way()
+            await asyncio.wait_for(self._replaced.wait(), CALL_TIMEOUT_S)
+            await asyncio.wait_for(self.engine.ready.wait(), IMPORT_TIMEOUT_S)
+            if self.engine.problem is not None:
+                raise Problem("engine", self.engine.problem)
 
     async def _greet(self) -> None:
         await self.engine.ready.wait()
@@ -217,6 +236,8 @@ class LocalWorkers:
             self._node.report("order_failed", {"generation": generation, "message": f"{op}: {why}"})
 
     async def _prepare(self, args: Args) -> None:
+        if self.running is None:
+            await self._enter(args.get("tree"))
         done = await self.engine.call("prepare", orders.prepare(self._context, args))
         self._node.report("prepared", {"generation": int(args["generation"]), "port": done["port"]})
 
@@ -224,7 +245,7 @@ class LocalWorkers:
         generation = int(args["generation"])
         self.generation, self.running, self.reports = generation, generation, []
         self.begun_at = clocks.now()
-        await self._context.tree.switch(args.get("tree"))
+        await self._enter(args.get("tree"))
         if self.running == generation and self._node.lease_is_over():
             self.running = None
             await self._node.link.ask_for_lease()

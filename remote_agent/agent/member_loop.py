@@ -171,7 +171,9 @@ class MemberLoop:
         if not engine.ready.is_set():
             return []
         try:
-            facts = {"versions": engine.versions, "trees": self._context.tree.digests}
+            # A work tree counts once there is what its ranks need.
+            trees = [digest for digest in self._context.tree.digests if self._context.runtime.name(digest) is not None]
+            facts = {"versions": engine.versions, "trees": trees}
             return [{"op": "ready", "args": {"nproc": self.workers.nproc(), **facts}}]
         except Problem as problem:
             return [{"op": "unfit", "args": {"reason": problem.message}}]

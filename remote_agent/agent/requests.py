@@ -67,6 +67,7 @@ class AgentRequests(JobRequests):
             assign=self.assign,
             introduce=self.introduce,
             await_engine=self.await_engine,
+            make=self.make,
             status=self.status,
             watch=self.watch,
             events=self.events,
@@ -159,6 +160,31 @@ class AgentRequests(JobRequests):
         """Learn where the other agents listen: those that came back have other ports than this node knows."""
         self._context.peers.learn(args["members"], certain=True)
         return Answer({})
+
+    async def make(self, args: Args) -> Items:
+        """Make what the ranks need here, and stream what is being done; raises Problem.
+
+        `tree`: for this version of the work tree, else for what is in place. It is known as ready afterwards.
+        """
+        context, version = self._context, str(args.get("tree") or "")
+        runtime = context.runtime
+        doing = asyncio.ensure_future(runtime.make(version))
+        try:
+            last = ""
+            while not doing.done():
+                runtime.changed.clear()
+                said = runtime.saying(version)
+                if said != last:
+                    last = said
+                    yield Answer({"said": said})
+                changed = asyncio.ensure_future(runtime.changed.wait())
+                await asyncio.wait({doing, changed}, return_when=asyncio.FIRST_COMPLETED)
+                changed.cancel()
+            await doing
+        finally:
+            doing.cancel()
+        context.tree.look()
+        self._member.report_readiness()
 
     async def await_engine(self, args: Args) -> Answer:
         """Answer when the engine is up; raises Problem when it cannot be."""

@@ -34,6 +34,26 @@ def start_ticks(pid: int) -> int | None:
     return int(fields[19]) if fields else None
 
 
+def children() -> set[int]:
+    """Return the pids of this process's children, including dead ones that are not reaped."""
+    pids: set[int] = set()
+    try:
+        for task in os.listdir("/proc/self/task"):
+            with open(f"/proc/self/task/{task}/children", encoding="ascii") as file:
+                pids.update(int(pid) for pid in file.read().split())
+    except FileNotFoundError:
+        # A thread ended in the meantime, or the kernel does not have this file.
+        me = str(os.getpid())
+        pids = {int(pid) for pid in os.listdir("/proc") if pid.isdigit() and stat_fields(int(pid))[1:2] == [me]}
+    return pids
+
+
+def reap(pid: int) -> None:
+    """Reap a process that has ended, if it is our child."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+
+
 def environment(pid: int) -> list[bytes]:
     """Return the variables that a process was started with, `NAME=value` each; none if it is gone or not ours."""
     try:
@@ -50,11 +70,14 @@ def has_same(pid: int, path: str | Path, own: Path) -> bool:
         return False
 
 
-def own_command(*words: str) -> list[str]:
-    """Return the command that starts this program in another mode, from a zipapp or from source."""
+def own_command(*words: str, python: str = "") -> list[str]:
+    """Return the command that starts this program in another mode, from a zipapp or from source.
+
+    `python`: an interpreter other than this one.
+    """
     program = sys.argv[0] if sys.argv[0].endswith(".pyz") else ""
     # -S: start files of the installation may print; __main__ runs them once stdout is not our wire.
-    return [sys.executable, *(["-S", program] if program else ["-m", "remote_agent"]), *words]
+    return [python or sys.executable, *(["-S", program] if program else ["-m", "remote_agent"]), *words]
 
 
 def die_with_parent() -> None:
@@ -64,12 +87,18 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-async def run_program(command: list[str], timeout_s: float) -> tuple[int | None, str, str]:
-    """Run a program to its end; raises asyncio.TimeoutError (it is killed then, and what it started), OSError."""
+async def run_program(
+    command: list[str], timeout_s: float, variables: dict[str, str] | None = None
+) -> tuple[int | None, str, str]:
+    """Run a program to its end; raises asyncio.TimeoutError (it is killed then, and what it started), OSError.
+
+    `variables`: all that it has; None: those of this process.
+    """
     import asyncio  # the callers have imported it; half of the processes that import this module have not
 
     child = await asyncio.create_subprocess_exec(
         *command,
+        env=variables,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -61,6 +61,7 @@ def hello(home: Home) -> HostFacts:
     except OSError as error:
         hint = "set SUPERVISOR_HOME through env to a directory you may write"
         raise Problem("home_not_writable", f"{error.filename}: {error.strerror}", hint) from error
+    here = os.uname()
     return {
         "protocol": PROTOCOL,
         "version": __version__,
@@ -74,6 +75,8 @@ def hello(home: Home) -> HostFacts:
         "shm_free": disk_free("/dev/shm"),
         "time_ns": time.time_ns(),
         "pid": os.getpid(),
+        "platform": f"{here.sysname} {here.machine}",
+        "uv": any(os.access(os.path.join(folder, "uv"), os.X_OK) for folder in os.get_exec_path()),
     }
 
 

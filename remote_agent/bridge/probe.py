@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -25,8 +26,10 @@ from remote_agent.agent import jobs
 from remote_agent.base.files import disk_free, disk_space
 from remote_agent.base.paths import Home, agent_alive, named_agent
 from remote_agent.base.ports import NoFreePort, listening
-from remote_agent.base.proc import last_line, own_command, run_program, stat_fields
+from remote_agent.base.proc import last_line, run_program, stat_fields
 from remote_agent.engine import installed
+from remote_agent.runtime import containers
+from remote_agent.runtime.runtime import Place, Runtime, runtime_of
 from remote_agent.vitals import netif
 from remote_agent.wire import JOB_NAME, Args, Problem
 from remote_agent.wire.answers import AllReduce
@@ -34,7 +37,7 @@ from remote_agent.wire.events import ENDED_STATES
 from remote_agent.wire.gate import parse, reader
 
 if TYPE_CHECKING:
-    from remote_agent.wire.answers import LeftOver, ProbeFacts, ProbePort, ProbeTarget, Reached
+    from remote_agent.wire.answers import LeftOver, ProbeFacts, ProbePort, ProbeTarget, Reached, TorchFacts
 
 # Importing torch from a cold network disk takes a minute or two.
 TORCH_S = 120.0
@@ -63,6 +66,8 @@ class Probe:
         self._server: asyncio.AbstractServer | None = None
         self._token = secrets.token_hex(8)
         self._child: asyncio.subprocess.Process | None = None
+        self._runtime = Runtime(home, Place(str(home.root)))
+        """Where ranks would run."""
 
     def close(self) -> None:
         """Stop listening, and kill a collective that still runs."""
@@ -77,11 +82,13 @@ class Probe:
         """Return the node's facts.
 
         `workdir`: whose Python files are hashed, None where the tree will be synced; `env`: what workers get on top;
-        `address`: of this node for the others.
+        `address`: of this node for the others; `place`: what the inventory says about where the ranks run.
         """
+        place = Place(workdir=str(self._home.root), **args["place"])
+        self._runtime = runtime_of(self._home, dataclasses.replace(place, environment=""))
         env = {**os.environ, **args["env"]}
         torch, gpu_processes, driver, sockets = await asyncio.gather(
-            installed.ask(TORCH_S),
+            self._torch(place),
             _nvidia("--query-compute-apps=pid,process_name,used_memory"),
             _nvidia("--query-gpu=driver_version"),
             self._sockets(str(args["address"]), env),
@@ -102,8 +109,23 @@ class Probe:
             "load": os.getloadavg()[0],
             "live_jobs": self._live_jobs(),
             "left_over": await asyncio.to_thread(left_over, self._home),
+            "remarks": await containers.remarks(containers.find_tool()) if place.container else [],
             "code": None if workdir is None else await asyncio.to_thread(code_of, Path(str(workdir))),
         }
+
+    async def _torch(self, place: Place) -> TorchFacts:
+        """Return what is known of torch where the ranks would run; nothing is built or pulled for it."""
+        if place.environment:
+            return {"torch": f"from {place.environment}, built by up"}
+        if place.container and not await containers.image_id(containers.find_tool(), place.container):
+            return {"torch": f"in {place.container}, pulled by up"}
+        start = await self._runtime.start("probe", "facts")
+        try:
+            facts = await installed.ask(start.command, start.variables, TORCH_S)
+            facts["runs_in"] = self._runtime.digest
+            return facts
+        finally:
+            await self._runtime.end(start)
 
     async def _sockets(self, address: str, env: Mapping[str, str]) -> netif.Sockets:
         return await netif.sockets(address, await netif.own_name_address(), env)
@@ -153,9 +175,10 @@ class Probe:
             # The child belongs to a group that was never complete.
             await self._last_words()
         sockets = await self._sockets(str(args["address"]), os.environ)
+        start = await self._runtime.start("probe", "collective", json.dumps(args))
         self._child = await asyncio.create_subprocess_exec(
-            *own_command("probe", "collective", json.dumps(args)),
-            env={**os.environ, **sockets.variables},
+            *start.command,
+            env={**start.variables, **sockets.variables},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

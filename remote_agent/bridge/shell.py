@@ -6,26 +6,38 @@ in place of this process. The rank's variables are read here and sent nowhere.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
 import pwd
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from remote_agent.agent.context import working_directory
 from remote_agent.base.paths import Home
 from remote_agent.engine.boot_dir import remove_bootstrap
+from remote_agent.runtime.runtime import Place, entering
 from remote_agent.wire.job_spec import JobSpec
+
+if TYPE_CHECKING:
+    from remote_agent.base.paths import JobFiles
 
 # They name the rank's files. A program in the shell must not write to these, nor be taken for the rank's child.
 OF_THE_RANK = ("TORCHELASTIC_ERROR_FILE", "SUPERVISOR_METRICS")
 OF_THE_TERMINAL = ("TERM", "COLORTERM")
 
 
-def main(job: str, rank: int, pid: int, line: str, variables: dict[str, str]) -> int:
-    """Become the shell, or the command; returns only where none can be started. Raises OSError, ValueError, Problem."""
+def main(job: str, rank: int, pid: int, line: str, variables: dict[str, str], inside: bool) -> int:
+    """Become the shell, or the command; returns only where none can be started. Raises OSError, ValueError, Problem.
+
+    `inside`: this process has been started where the ranks run.
+    """
     files = Home.from_environment().job(job)
     env = rank_environment(pid, rank)
+    if env is not None and not inside:
+        _enter(files)
     if env is None and ("$PID" in line or "${PID" in line):
         os.write(1, f"rank {rank} has ended: process {pid} may be another one now, so nothing is run\n".encode())
         return 1
@@ -44,7 +56,7 @@ def main(job: str, rank: int, pid: int, line: str, variables: dict[str, str]) ->
     os.write(1, notice.encode())
     os.chdir(directory)
     env["PWD"] = os.getcwd()
-    shell = pwd.getpwuid(os.getuid()).pw_shell or "/bin/sh"
+    shell = _login_shell()
     os.environ.clear()
     os.environ.update({**env, **variables})
     words = ["/bin/sh", "-c", line] if line else [shell]
@@ -53,6 +65,25 @@ def main(job: str, rank: int, pid: int, line: str, variables: dict[str, str]) ->
     # The SSH server has given no terminal.
     os.environ.setdefault("TERM", "xterm")
     return os.waitstatus_to_exitcode(pty.spawn(words))
+
+
+def _enter(files: JobFiles) -> None:
+    """Run this mode where the ranks run, in place of this process; returns where that is here. Raises OSError."""
+    spec = JobSpec.from_json(json.loads(files.spec.read_text()))
+    node = str(json.loads(files.node.read_text())["node"])
+    place = Place.of(spec, node, working_directory(files, spec))
+    command = entering(files, place, [*sys.argv[1:], "--inside"])
+    if command:
+        os.execvp(command[0], command)
+
+
+def _login_shell() -> str:
+    """Return the user's shell; an image may know neither the user nor that shell."""
+    with contextlib.suppress(KeyError):
+        named = pwd.getpwuid(os.getuid()).pw_shell
+        if named and os.access(named, os.X_OK):
+            return named
+    return "/bin/sh"
 
 
 def rank_environment(pid: int, rank: int, proc: Path = Path("/proc")) -> dict[str, str] | None:

@@ -82,7 +82,7 @@ def prepare(turn: Turn, returned: str | None = None) -> None:
         turn.set(port=0)
         go_when_recorded(turn)
     elif returned in (None, opener[0]):
-        turn.send(opener[0], "prepare", **opener[1])
+        turn.send(opener[0], "prepare", **opener[1], tree=tree_of(turn.state))
 
 
 def _is_settled(turn: Turn, ready: int) -> bool:
@@ -229,7 +229,7 @@ def _go(turn: Turn, port: int) -> None:
             max_restarts=spec.max_restarts,
             rendezvous=None if joining is None else {**joining, "local_addr": node.spec.address},
             set_env=dict(state.env),
-            tree=state.trees[-1].digest if state.trees else None,
+            tree=tree_of(state),
         )
     turn.set(ranks=ranks)
     turn.emit(
@@ -297,6 +297,11 @@ def _join_timeout(state: s.State) -> float:
         return float(conf.get("join_timeout", JOIN_TIMEOUT_S))
     except ValueError:
         return JOIN_TIMEOUT_S
+
+
+def tree_of(state: s.State) -> str | None:
+    """Return the work tree from which the group starts; None: the one that is in place."""
+    return state.trees[-1].digest if state.trees else None
 
 
 def opener_of(state: s.State) -> tuple[str, Args] | None:

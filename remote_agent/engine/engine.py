@@ -1,6 +1,7 @@
 """The agent's child process that has the workers: it starts and stops this node's workers, generation by generation.
 
-In: requests on stdin. Out: answers and notices on stdout. When stdin ends, every worker is killed at once.
+In: requests of the agent, at whose socket it calls. Out: answers and notices. When the connection ends, every worker
+is killed at once.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from remote_agent.base.ports import NoFreePort, reached_as
 from remote_agent.base.proc import slurm_ending
-from remote_agent.base.streams import open_pipes
+from remote_agent.base.streams import open_unix
 from remote_agent.base.tasks import to_the_end, within
 from remote_agent.engine import installed
 from remote_agent.engine.launchers import own, torch_agent
@@ -172,8 +173,16 @@ class Engine:
         facts = await self._installed(here, nproc)
         if remembered is None:
             await self._expect(args.get("order"), nproc, facts)
-        return {"torch": facts["torch"], "python": facts["python"], "gpus": facts["gpus"],
-                "devices": facts["devices"], "cuda": facts["cuda"], "nccl": facts["nccl"]}  # fmt: skip
+        shown: TorchFacts = {
+            "torch": facts["torch"],
+            "python": facts["python"],
+            "gpus": facts["gpus"],
+            "devices": facts["devices"],
+            "cuda": facts["cuda"],
+            "nccl": facts["nccl"],
+            "pid": os.getpid(),
+        }
+        return shown
 
     async def _expect(self, order: Any, nproc: str, facts: TorchFacts) -> None:
         """Start the waiting process for the ranks of an order that has not come yet."""
@@ -303,8 +312,9 @@ class Engine:
     async def _next(self, args: Args) -> Mapping[str, object]:
         """Serve another job: what is loaded stays, and all else is as if this process had just been started."""
         self._refuse_while_running()
-        os.environ.clear()
-        os.environ.update({str(name): str(value) for name, value in args["env"].items()})
+        if args["env"] is not None:
+            os.environ.clear()
+            os.environ.update({str(name): str(value) for name, value in args["env"].items()})
         forget_own_variables()
         log_file = os.open(args["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         for number in (1, 2):
@@ -353,19 +363,8 @@ def _number(args: Args, name: str) -> int:
     return value
 
 
-def take_wire() -> tuple[int, int]:
-    """Return private copies of stdin and stdout; then stdin is empty, and prints to stdout go to stderr."""
-    wire = os.dup(0), os.dup(1)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    os.dup2(2, 1)
-    return wire
-
-
-async def _run(job: str, wire: tuple[int, int]) -> None:
-    reader, writer = await open_pipes(os.fdopen(wire[0], "rb", 0), os.fdopen(wire[1], "wb", 0))
-    await Engine(job).serve(reader, writer)
+async def _run(job: str, wire: Path) -> None:
+    await Engine(job).serve(*await open_unix(wire))
 
 
 def inherit_nothing_unusual() -> None:
@@ -383,16 +382,20 @@ def forget_own_variables() -> None:
         os.environ.pop(name, None)
 
 
-def main(job: str) -> int:
-    """Serve the agent on stdin and stdout until it is gone; then end this process despite its threads."""
-    wire = take_wire()
+def main(job: str, wire: str) -> int:
+    """Serve the agent that waits at a socket until it is gone; then end this process despite its threads."""
+    # What workers inherit as stdin is empty, and what the engine prints goes where its log goes.
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
     layout = "%(asctime)s engine %(levelname)s %(message)s"
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=layout)
     inherit_nothing_unusual()
     adopt_orphans()
     status = 1
     try:
-        asyncio.new_event_loop().run_until_complete(_run(job, wire))
+        asyncio.new_event_loop().run_until_complete(_run(job, Path(wire)))
         status = 0
     except BaseException:
         log.exception("the engine failed")

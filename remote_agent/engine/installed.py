@@ -38,10 +38,15 @@ _read_facts = reader(TorchFacts, "torch", "python", "gpus", "devices", "cuda", "
 Ask = Callable[[], Awaitable["TorchFacts"]]
 
 
-async def ask(timeout_s: float = IMPORT_S) -> TorchFacts:
-    """Return torch's facts, or only why it cannot be imported: a process imports it and ends."""
+async def ask(
+    command: list[str] | None = None, variables: dict[str, str] | None = None, timeout_s: float = IMPORT_S
+) -> TorchFacts:
+    """Return torch's facts, or only why it cannot be imported: a process imports it and ends.
+
+    `command`, `variables`: of that process; None: as this process runs.
+    """
     try:
-        status, out, err = await run_program(own_command("probe", "facts"), timeout_s)
+        status, out, err = await run_program(command or own_command("probe", "facts"), timeout_s, variables)
     except asyncio.TimeoutError:
         return {"error": f"torch did not import within {timeout_s:g} s"}
     if status == 0:

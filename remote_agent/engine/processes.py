@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from remote_agent.base.proc import environment, has_same, start_ticks, stat_fields
+from remote_agent.base.proc import children, environment, has_same, start_ticks, stat_fields
 from remote_agent.base.tasks import within
 
 if TYPE_CHECKING:
@@ -182,20 +182,6 @@ def _open_pidfd(pid: int) -> int:
 def adopt_orphans() -> None:
     """Become the parent of every descendant whose own parent dies."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def children() -> set[int]:
-    """Return the pids of this process's children, including dead ones that are not reaped."""
-    pids: set[int] = set()
-    try:
-        for task in os.listdir("/proc/self/task"):
-            with open(f"/proc/self/task/{task}/children", encoding="ascii") as file:
-                pids.update(int(pid) for pid in file.read().split())
-    except FileNotFoundError:
-        # A thread ended in the meantime, or the kernel does not have this file.
-        me = str(os.getpid())
-        pids = {int(pid) for pid in os.listdir("/proc") if pid.isdigit() and stat_fields(int(pid))[1:2] == [me]}
-    return pids
 
 
 class Orphans:

@@ -63,12 +63,14 @@ LogChunk = TypedDict(
 TorchFacts = TypedDict(
     "TorchFacts",
     {"error": str, "torch": str, "python": str, "gpus": Count, "devices": dict[str, Count], "cuda": Optional[str],
-     "nccl": Optional[str], "leaked": dict[str, str], "only_cpu": bool, "gpu_names": list[str]},
+     "nccl": Optional[str], "leaked": dict[str, str], "only_cpu": bool, "gpu_names": list[str], "pid": Count,
+     "runs_in": str},
     total=False,
 )  # fmt: skip
 """What is known of an installed torch, or only `error`: why it cannot be imported.
 
-devices: ranks by words of --nproc-per-node; leaked: what its torchrun adds to the environment of workers.
+devices: ranks by words of --nproc-per-node; leaked: what its torchrun adds to the environment of workers; pid: of the
+engine; runs_in: the digest of the environment or the image, empty for the node's own interpreter.
 """
 StartedProcess = TypedDict(
     "StartedProcess", {"rank": int, "local_rank": int, "pid": int, "started": Optional[int]}, total=False
@@ -133,7 +135,7 @@ ForkOrder = TypedDict(
 _Host = TypedDict(
     "_Host",
     {"protocol": Count, "version": str, "hostname": str, "user": str, "python": str, "executable": str, "home": str,
-     "cpu_count": Count, "shm_free": Optional[Count], "time_ns": TimeNs, "pid": Count},
+     "cpu_count": Count, "shm_free": Optional[Count], "time_ns": TimeNs, "pid": Count, "platform": str, "uv": bool},
     total=False,
 )  # fmt: skip
 
@@ -182,11 +184,12 @@ ProbeFacts = TypedDict(
     {"sockets": NetworkNotice, "kernel": str, "torch": TorchFacts, "driver": Optional[str],
      "gpu_processes": Optional[list[str]], "env": dict[str, str], "disk_free": dict[str, Optional[Count]],
      "shm": Optional[Space], "memlock": Optional[Count], "open_files": Optional[Count], "load": float,
-     "live_jobs": list[str], "left_over": list[LeftOver], "code": Optional[str]},
+     "live_jobs": list[str], "left_over": list[LeftOver], "code": Optional[str],
+     "remarks": list[Annotated[list[str], row(str, str)]]},
     total=False,
 )  # fmt: skip
 """gpu_processes: `pid, name, MiB` of each process on a GPU; memlock, open_files: null for unlimited; code: a hash of
-the Python files, or in words why there is none.
+the Python files, or in words why there is none; remarks: a text and a way out each, about containers.
 """
 
 

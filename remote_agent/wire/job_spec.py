@@ -34,6 +34,10 @@ class NodeSpec:
     """auto, a kind of device (gpu, cpu, xpu …), or a number as text."""
     spare: bool = False
     env: dict[str, str] = dataclasses.field(default_factory=dict)
+    python: str = ""
+    """The interpreter of the ranks where it is another one than the agent's; empty: python3 there."""
+    wrap: str = ""
+    """Words that stand before it, such as `apptainer exec --nv train.sif`; empty: none."""
 
     @classmethod
     def from_json(cls, data: object) -> NodeSpec:
@@ -112,6 +116,14 @@ class JobSpec:
     """Patterns of the files and directories that ranks save to and resume from; relative to the working directory."""
     snapshots_limit: int = 0
     """How many bytes the copies of snapshots may use on each node; 0: whatever is free, but for a tenth of the disk."""
+    environment: str = ""
+    """The lock file from which each node builds what the ranks need, relative to the working directory; empty: none."""
+    extras: tuple[str, ...] = ()
+    """The extras of its project."""
+    container: str = ""
+    """The image in whose container the ranks of a node run; empty: in none."""
+    mounts: tuple[str, ...] = ()
+    """The directories of the host that the container has, too: PATH or PATH:ro."""
     created_ns: int = 0
     endpoint: str = ""
     """HOST:PORT of a job that any node with its certificate may join; empty: only `nodes` take part."""

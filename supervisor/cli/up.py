@@ -55,6 +55,12 @@ def _add_job(parser: Parser) -> None:
     parser.add_argument("--job", metavar="ID", help="the job's id (default: the name of SCRIPT and four letters)")
     parser.add_argument("--env", metavar="K=V", action="append", default=[], help="a variable for all workers")
     parser.add_argument(
+        "--environment",
+        metavar="FILE",
+        help="build what the ranks need on each node: uv.lock, pylock.toml or requirements.txt of the work tree",
+    )
+    parser.add_argument("--container", metavar="IMAGE", help="run the ranks in a container of Podman or Docker")
+    parser.add_argument(
         "--snapshots",
         metavar="PATTERN",
         action="append",
@@ -193,13 +199,14 @@ def job_options(options: argparse.Namespace) -> UpOptions:
 
 def run(verb: str, argv: Sequence[str]) -> int:
     """Launch; returns the exit code."""
+    from supervisor.inventory import run_in
     from supervisor.launch.specs import make_plan
 
     options = parse_up(argv)
     torchrun.check(options)
     console = torchrun.console(options)
     notices = torchrun.notices(options)
-    inventory = load_inventory(options.hosts, options)
+    inventory = run_in(load_inventory(options.hosts, options), options.environment, options.container)
     plan = make_plan(inventory, job_options(options), Path.cwd())
     for notice in (*options.misplaced, *notices):
         say(notice)

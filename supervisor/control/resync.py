@@ -15,6 +15,7 @@ from remote_agent.wire import Args, CallFailed, JobSpec, WireError
 from supervisor.control import admission
 from supervisor.control.replies import entry, failed_entry
 from supervisor.errors import RequestFailed, SupervisorError
+from supervisor.launch import bringup
 from supervisor.launch.specs import is_of_launch, read_tree, read_tree_again
 from supervisor.ssh.sync import manifest, push_tree
 
@@ -73,7 +74,7 @@ async def spread(hub: Hub, verb: str, args: Args) -> tuple[Args, dict[str, Reply
     Returns the arguments of the restart, empty if it must not be requested, and the outcome on each node.
     Raises RequestFailed, SyncError, UsageError.
     """
-    known = await _known(hub)
+    known, spec = await _known(hub), await admission.description(hub)
     previous = known["previous"]
     tree: Tree | None = None
     if verb == "rollback":
@@ -81,7 +82,7 @@ async def spread(hub: Hub, verb: str, args: Args) -> tuple[Args, dict[str, Reply
             raise RequestFailed("there is no previous work tree: nothing has been synced since the launch")
         change = Change(str(previous["digest"]))
     else:
-        tree = await _read(hub, await admission.description(hub))
+        tree = await _read(hub, spec)
         if args.get("digest") not in (None, tree.digest):
             raise RequestFailed("the work tree has changed since it was compared", "compare again", "stale")
         if tree.digest == known["digest"]:
@@ -91,7 +92,7 @@ async def spread(hub: Hub, verb: str, args: Args) -> tuple[Args, dict[str, Reply
     names = [str(one["name"]) for one in hub.status.get("nodes", ()) if _may_take_part(hub, one)]
     keep = [str(one["digest"]) for one in (known, previous) if one]
     await hub.settle(nodes=names)
-    entries = await _each(hub, names, known["name"], change.digest, tree, keep)
+    entries = await _each(hub, names, spec, change.digest, tree, keep)
     failed = [name for name, one in entries.items() if not one["accepted"]]
     if failed and not (args.get("partial") and len(failed) < len(entries)):
         return {}, entries
@@ -114,11 +115,11 @@ async def ensure(hub: Hub, link: HostLink, spec: JobSpec) -> None:
     if spec.tree is None or not spec.tree_digest:
         return
     request = {"tree": spec.tree, "digest": spec.tree_digest, "kept": True}
-    if (await link.call("tree_has", request, timeout_s=ASK_DEADLINE)).data["has"]:
-        return
-    tree = await read_tree_again(hub.inventory, spec, link.host.name)
-    if tree is not None:
-        await push_tree(link.node, tree, lambda text: link.progress("sync", text))
+    if not (await link.call("tree_has", request, timeout_s=ASK_DEADLINE)).data["has"]:
+        tree = await read_tree_again(hub.inventory, spec, link.host.name)
+        if tree is not None:
+            await push_tree(link.node, tree, lambda text: link.progress("sync", text))
+    await bringup.make(link, spec)
 
 
 def changed_since_launch(hub: Hub) -> bool:
@@ -172,7 +173,7 @@ async def _compare(hub: Hub, tree: Tree) -> Change:
 
 
 async def _each(
-    hub: Hub, names: Sequence[str], name: str, digest: str, tree: Tree | None, keep: Iterable[str]
+    hub: Hub, names: Sequence[str], spec: JobSpec, digest: str, tree: Tree | None, keep: Iterable[str]
 ) -> dict[str, ReplyEntry]:
     """Bring the tree to all nodes at once (None: check that they have it); returns the outcome on each."""
     limit = asyncio.Semaphore(LIMIT)
@@ -185,8 +186,10 @@ async def _each(
                     raise RequestFailed(f"{node} is not in this inventory")
                 if tree is not None:
                     await push_tree(link.node, tree, lambda text: link.progress("sync", text), keep=list(keep))
+                    # What the new files need is made beside the group, which goes on whatever becomes of it.
+                    await bringup.make(link, dataclasses.replace(spec, tree_digest=digest))
                 else:
-                    await _check(link, name, digest)
+                    await _check(link, str(spec.tree), digest)
             except (CallFailed, SupervisorError, WireError, asyncio.TimeoutError) as error:
                 return failed_entry(node, error)
         return entry(True, f"{node} has work tree {digest[:8]}")

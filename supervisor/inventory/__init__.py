@@ -4,7 +4,7 @@ In: a path, or a document made by `sources`. Out: an `Inventory`, or an Inventor
 write instead. Imports `errors`; of the node's side `wire` and `text`.
 """
 
-from supervisor.inventory.load import build, is_inventory, load, local
+from supervisor.inventory.load import build, is_inventory, load, local, run_in
 from supervisor.inventory.model import Host, Inventory, InventoryError, JobDefaults
 from supervisor.inventory.pattern import PatternError, expand
 
@@ -19,4 +19,5 @@ __all__ = [
     "is_inventory",
     "load",
     "local",
+    "run_in",
 ]

@@ -19,6 +19,7 @@ from typing import Any
 from remote_agent.wire import JOB_NAME, Hook
 from supervisor.inventory.model import (
     DEFAULTS,
+    JOB,
     OCCASIONS,
     TABLES,
     DefaultsTable,
@@ -231,6 +232,8 @@ def _expand_hosts(
             raise place.wrong("name", f"{name!r} is not 1 to 64 letters, digits, dots, dashes or underscores", hint)
     common = _common(place, values, *defaults)
     common.setdefault("nproc_per_node", job.get("nproc_per_node", "auto"))
+    _refuse_two_places(place, common.get("wrap", ""), job.get("container", ""), job.get("environment", ""))
+    apart = bool(common.get("wrap") or job.get("container"))
     targets = _paired(place, "ssh", values.get("ssh"), values["name"], names) or names
     addresses = _paired(place, "address", values.get("address"), values["name"], names)
     env = dict(values.get("env", {}))
@@ -242,8 +245,29 @@ def _expand_hosts(
         ssh = targets[index]
         address = addresses[index] if addresses else ""
         host: HostTable = {**common, "name": name, "ssh": ssh, "address": address, "env": dict(env)}
-        hosts.append((Host(**host), place))
+        hosts.append((Host(**host, apart=apart), place))
     return hosts
+
+
+def _refuse_two_places(place: Place, wrap: str, container: str, environment: str) -> None:
+    """Raise InventoryError where ranks would have to run in two places."""
+    named = [name for name, value in (("wrap", wrap), ("container", container), ("environment", environment)) if value]
+    if len(named) > 1:
+        text = f"the ranks would run in two places: {' and '.join(named)} are set"
+        raise place.wrong("", text, "keep one: a container and a prefix bring packages of their own")
+
+
+def run_in(inventory: Inventory, environment: str | None, container: str | None) -> Inventory:
+    """Return the inventory with what `up` says about where the ranks run, None: nothing; raises InventoryError."""
+    given = {"environment": environment, "container": container}
+    named = {key: JOB[key](Place("up", f"--{key}"), "", value) for key, value in given.items() if value is not None}
+    if not named:
+        return inventory
+    job = dataclasses.replace(inventory.job, **{"environment": "", "container": "", **named})
+    for host in inventory.hosts:
+        _refuse_two_places(Place("up", host.name), host.wrap, job.container, job.environment)
+    hosts = tuple(dataclasses.replace(host, apart=bool(host.wrap or job.container)) for host in inventory.hosts)
+    return dataclasses.replace(inventory, job=job, hosts=hosts)
 
 
 def _common(place: Place, values: HostTable, defaults_place: Place, defaults: DefaultsTable) -> HostTable:

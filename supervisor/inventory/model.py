@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import os
 import re
+import shlex
 import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +30,8 @@ STANDBY = ("auto", "off")
 NPROC_WORDS = ("auto", "gpu", "cpu", "xpu")
 # Devices of other vendors, by their names in torch (its privateuse1 backend).
 OTHER_DEVICES = ("npu", "hpu", "mlu", "musa", "gcu", "privateuseone")
+AGENT_PYTHON = "python3"
+LOCKS = ("uv.lock", "pylock.toml", "requirements.txt")
 OCCASIONS = ("failure", "hang", "recovery", "end")
 CHATS = ("slack", "discord", "mattermost")
 LOG_BOUND_LEAST = 16 * 1024 * 1024
@@ -52,8 +56,13 @@ class Host:
     identity_file: Path | None = None
     known_hosts: Path | None = None
     python: str = "python3"
+    """The interpreter; behind a prefix or in a container that of the ranks, while the agent has python3."""
     prelude: str | None = None
     """Shell text that runs before python."""
+    wrap: str = ""
+    """Words that stand before the ranks' interpreter, such as `apptainer exec --nv train.sif`."""
+    apart: bool = False
+    """The ranks run behind a prefix, or in a container."""
     proxy_jump: str | None = None
     """[user@]host[:port], several separated by commas; "none" overrides ~/.ssh/config."""
     nproc_per_node: str = "auto"
@@ -64,6 +73,11 @@ class Host:
     auto: either, and srun if SSH fails in an allocation."""
     local: bool = False
     """This machine: no SSH."""
+
+    @property
+    def agent_python(self) -> str:
+        """The interpreter of the agent."""
+        return AGENT_PYTHON if self.apart else self.python
 
     @property
     def ssh_options(self) -> tuple[str, ...]:
@@ -277,6 +291,36 @@ def snapshot_patterns(place: Place, key: str, value: object) -> tuple[str, ...]:
     return patterns
 
 
+def prefix(place: Place, key: str, value: object) -> str:
+    """Check for words as a shell reads them."""
+    words = line(place, key, value)
+    try:
+        shlex.split(words)
+    except ValueError as error:
+        raise place.wrong(key, f"{words!r}: {error}") from error
+    return words
+
+
+def lock_file(place: Place, key: str, value: object) -> str:
+    """Check for the path of a lock file in the work tree."""
+    path = os.path.normpath(line(place, key, value))
+    if path.startswith(("/", "../")):
+        raise place.wrong(key, f"{path} is not in the work tree", f'write {key} = "{LOCKS[0]}"')
+    name = os.path.basename(path)
+    if not (name == LOCKS[0] or re.fullmatch(r"pylock(\.[^.]+)?\.toml", name) or name.endswith(".txt")):
+        raise place.wrong(key, f"{path} is not uv.lock, pylock.toml or a file of requirements (*.txt)")
+    return path
+
+
+def mounts(place: Place, key: str, value: object) -> tuple[str, ...]:
+    """Check for a list of absolute paths, each with :ro or not."""
+    paths = texts(place, key, value)
+    for path in paths:
+        if not re.fullmatch(r"/[^:\0]*(:ro)?", path):
+            raise place.wrong(key, f"{path!r} is not /PATH or /PATH:ro: it has the same path in the container")
+    return paths
+
+
 def occasions(place: Place, key: str, value: object) -> tuple[str, ...]:
     """Check for the list of events of a hook."""
     if not isinstance(value, list) or not value:
@@ -347,6 +391,14 @@ class JobDefaults:
     """What ranks save to and resume from: patterns, relative to the working directory or absolute."""
     snapshots_limit: Annotated[int, size] = JobSpec.snapshots_limit
     """How many bytes the copies of snapshots may use on each node; 0: no limit but the disk."""
+    environment: Annotated[str, lock_file] = JobSpec.environment
+    """The lock file of the work tree from which each node builds what the ranks need."""
+    extras: Annotated[tuple[str, ...], texts] = JobSpec.extras
+    """The extras of its project."""
+    container: Annotated[str, line] = JobSpec.container
+    """The image in whose container the ranks run."""
+    mounts: Annotated[tuple[str, ...], mounts] = JobSpec.mounts
+    """What the container has of the host at the same paths: /PATH or /PATH:ro."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -375,6 +427,7 @@ class DefaultsTable(TypedDict, total=False):
     known_hosts: Annotated[Path, file]
     python: Annotated[str, line]
     prelude: Annotated[str, text]
+    wrap: Annotated[str, prefix]
     proxy_jump: Annotated[str, line]
     via: Annotated[str, one_of(("auto", "asyncssh", "openssh", "ssh", "srun"))]
 
@@ -413,7 +466,9 @@ EXAMPLES = {
     "coordinator_port": "29400", "ports": '"29500-29999"', "node_timeout": "15.0", "stop_grace": "15.0",
     "hang_after": "30.0", "hang_restart": "600.0", "metrics_port": "9400", "standby": '"auto"',
     "keep_warm": '"10m"', "log_bound": '"2G"', "snapshots": '["snapshot.pt", "checkpoints/**"]',
-    "snapshots_limit": '"50G"', "user": '"ubuntu"', "port": "22", "identity_file": '"~/.ssh/id_ed25519"',
+    "snapshots_limit": '"50G"', "environment": '"uv.lock"', "extras": '["cu128"]',
+    "container": '"pytorch/pytorch:2.9.0-cuda12.8-cudnn9-runtime"', "mounts": '["/data", "/scratch:ro"]',
+    "wrap": '"apptainer exec --nv train.sif"', "user": '"ubuntu"', "port": "22", "identity_file": '"~/.ssh/id_ed25519"',
     "known_hosts": '"~/.ssh/known_hosts"', "python": '"python3"', "prelude": '"module load cuda"',
     "proxy_jump": '"login.example.org"', "via": '"openssh"', "name": '"gpu1"', "ssh": '"gpu1.example.org"',
     "address": '"10.0.0.1"', "spare": "false", "on": '["failure", "end"]', "command": '"./notify.sh"',

@@ -6,16 +6,21 @@ In: a link, the job's description, an authority that certifies the node. Out: a 
 from __future__ import annotations
 
 import asyncio
+import functools
+import hashlib
+import os
+import shutil
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from remote_agent.wire import CallFailed, JobSpec, WireError
 from supervisor.errors import JobInTheWay, UsageError, why
 from supervisor.launch.certificates import Authority, sign_with
 from supervisor.ssh import HostError, NodeLink, SyncError
-from supervisor.ssh.sync import Tree, push_tree
+from supervisor.ssh.sync import Tree, TreeFile, push_tree
 
 if TYPE_CHECKING:
     from remote_agent.wire.answers import Address
@@ -28,6 +33,10 @@ if TYPE_CHECKING:
 START_DEADLINE = 100.0
 ENGINE_DEADLINE = 150.0
 ASSIGN_DEADLINE = 30.0
+# A program of Linux begins with these bytes.
+ELF = b"\x7fELF"
+# The node ends a build or a pull that says nothing for 30 minutes.
+MAKE_SILENT = 2000.0
 PROMOTE_DEADLINE = 30.0
 # A removed agent stays for some seconds so that its end can be read.
 REPLACE_PAUSE = 0.3
@@ -128,6 +137,8 @@ async def prepare(hub: Hub, link: HostLink, node: NodeLink, material: Material) 
     if material.is_new:
         await _refuse_known(node, material)
     await _sync(hub, link, node, material)
+    if material.spec.environment:
+        await lend_uv(node, lambda text: link.progress("environment", text))
     link.progress("start", "starting the agent")
     request = {"spec": material.spec.to_json(), "node": name, "ca": material.trusted}
     if material.authority is not None:
@@ -172,6 +183,28 @@ async def _sync(hub: Hub, link: HostLink, node: NodeLink, material: Material) ->
         )
 
 
+async def lend_uv(node: NodeLink, progress: Callable[[str], None]) -> None:
+    """Bring this machine's uv to a node of the same platform that has none; raises HostError."""
+    found = shutil.which("uv")
+    here = os.uname()
+    if found is None or node.hello["uv"] or node.hello["platform"] != f"{here.sysname} {here.machine}":
+        return
+    tree = await asyncio.to_thread(_tool, Path(found).resolve())
+    if tree is not None:
+        await push_tree(node, tree, lambda text: progress(f"copying uv: {text}"))
+
+
+@functools.cache
+def _tool(path: Path) -> Tree | None:
+    """Return a program as a tree with one file, named by its content; None for a script, which needs other files."""
+    content = path.read_bytes()
+    if not content.startswith(ELF):
+        return None
+    digest = hashlib.sha256(content).hexdigest()
+    file = TreeFile(path.name, 0o700, len(content), digest, 0)
+    return Tree(f"uv.{digest[:16]}", path.parent, (file,), (), ())
+
+
 async def _has_tree(node: NodeLink, material: Material) -> bool:
     """Tell whether the node has exactly the tree from which the job runs."""
     spec = material.spec
@@ -197,6 +230,19 @@ async def _refuse_known(node: NodeLink, material: Material) -> None:
     verb = "attach" if known.get("live") else "clean"
     hint = f"choose another --job, or: supervisor {verb} HOSTS {job}"
     raise JobInTheWay(name, "start", f"a job named {job} already exists", hint)
+
+
+async def make(link: HostLink, spec: JobSpec) -> None:
+    """Have a node make what the ranks of a job need there, if that is to be made; raises HostError."""
+    what = "environment" if spec.environment else "container" if spec.container else ""
+    if not what:
+        return
+    link.progress(what, f"looking for {spec.environment or spec.container}")
+    with _failing(link, what):
+        items = link.whole_stream("make", {"tree": spec.tree_digest}, timeout_s=MAKE_SILENT)
+        async with aclosing(items):
+            async for item in items:
+                link.progress(what, item.data["said"])
 
 
 @contextmanager
@@ -252,20 +298,21 @@ async def start_on(hub: Hub, name: str, material: Material) -> None:
     with _failing(link):
         await link.bring_up(lambda node: prepare(hub, link, node, material))
     try:
-        await _started(link)
+        await _started(link, material.spec)
     except HostError as lost:
         if not isinstance(lost.__cause__, WireError):
             raise
         # The connection ended, with the agent that this one replaces: the link has another one at once.
         await hub.wait_until(lambda: not link.opened, REPLACE_PAUSE)
         await link.until_open()
-        await _started(link)
+        await _started(link, material.spec)
 
 
-async def _started(link: HostLink) -> None:
+async def _started(link: HostLink, spec: JobSpec) -> None:
     if not link.view.live:
         name = link.host.name
         raise HostError(name, "start", "its agent ended at once", f"read agent.log of the job on {name}")
+    await make(link, spec)
     await engine(link)
 
 

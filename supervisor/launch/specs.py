@@ -80,6 +80,8 @@ def make_plan(inventory: Inventory, options: UpOptions, cwd: Path) -> LaunchPlan
     syncs = inventory.path is not None and defaults.sync and options.sync
     if syncs:
         check_workdir(inventory)
+    if defaults.environment:
+        check_environment(defaults.workdir if inventory.path is not None else cwd, defaults.environment, syncs)
     script = locate_script(options, defaults.workdir, cwd, syncs=syncs, local=inventory.path is None)
     strangers = options.rendezvous is not None
     hosts, min_nodes, max_nodes = choose_hosts(inventory, options.nnodes, strangers=strangers)
@@ -110,6 +112,17 @@ def check_workdir(inventory: Inventory) -> None:
     if not os.path.isdir(inventory.job.workdir):
         text = f"{inventory.path}: [job].workdir: {inventory.job.workdir}: there is no such directory"
         raise UsageError(text, "name the directory of the script; relative paths begin at the inventory's directory")
+
+
+def check_environment(workdir: Path, name: str, syncs: bool) -> None:
+    """Raise UsageError if a lock file is not here, or what belongs to it; a tree that is not synced is not here."""
+    if not syncs and not os.path.isdir(workdir):
+        return
+    needed = [name, os.path.join(os.path.dirname(name), "pyproject.toml")] if name.endswith("uv.lock") else [name]
+    for path in needed:
+        if not (workdir / path).is_file():
+            hint = "uv lock writes it" if path == name and name.endswith("uv.lock") else "paths begin at the workdir"
+            raise UsageError(f"environment: there is no {path} in {workdir}", hint)
 
 
 def _tree_names(workdir: Path, script: str, job: str) -> tuple[str, str]:
@@ -232,6 +245,8 @@ def node_spec(host: Host, nproc: str | None = None) -> NodeSpec:
         nproc_per_node=nproc if nproc is not None else host.nproc_per_node,
         spare=host.spare,
         env=dict(host.env),
+        python=host.python if host.apart else "",
+        wrap=host.wrap,
     )
 
 
@@ -254,12 +269,15 @@ def tree_for(inventory: Inventory, spec: JobSpec, stop: threading.Event | None =
         return None
     job = inventory.job
     tree = scan(job.workdir, job.exclude, job.sync_limit_mb * 1024 * 1024, stop)
-    here = job.workdir / spec.script
-    if spec.kind in ("script", "run_path") and here.is_file() and not here.is_symlink():
-        sent = {file.path for file in tree.files}
-        if spec.script not in sent:
+    needed = {"environment": spec.environment}
+    if spec.kind in ("script", "run_path"):
+        needed["script"] = spec.script
+    sent = {file.path for file in tree.files}
+    for what, name in needed.items():
+        here = job.workdir / name
+        if name and name not in sent and here.is_file() and not here.is_symlink():
             raise UsageError(
-                f"script {spec.script} is excluded from the work tree {job.workdir} by `exclude` or a .gitignore",
+                f"{what} {name} is excluded from the work tree {job.workdir} by `exclude` or a .gitignore",
                 "remove the pattern that excludes it",
             )
     return dataclasses.replace(tree, name=spec.tree)

@@ -90,6 +90,11 @@ def _torch_version(facts: CheckedFacts) -> str:
     return f"{_BROKEN}: {error}" if error else str(facts["torch"]["torch"])
 
 
+def _python(facts: CheckedFacts) -> str:
+    """Return the version that the ranks have, which may be another one than the agent's."""
+    return str(facts["torch"].get("python") or facts["python"])
+
+
 def _gpus(facts: CheckedFacts) -> str:
     names = Counter(facts["torch"].get("gpu_names", ()))
     return " + ".join(f"{count} x {name}" for name, count in names.items()) or "none"
@@ -108,10 +113,11 @@ def _count(values: Sequence[object] | None, unknown: str = "") -> str:
 
 
 FACTS: tuple[Fact, ...] = (
-    Fact("python", lambda facts: str(facts["python"]), "warning", "use the same interpreter: `python` in HOSTS"),
+    Fact("python", _python, "warning", "use the same interpreter: `python` in HOSTS"),
     Fact("torch", _torch_version, "error", "one group needs the same torch everywhere"),
     Fact("cuda", _torch("cuda"), "warning", "install torch for the same CUDA everywhere"),
     Fact("nccl", _torch("nccl"), "error", "NCCL works only with the same version: install the same torch everywhere"),
+    Fact("runs in", _torch("runs_in"), "warning", "a tag may name two images: pull it on all, or write image@sha256:…"),
     Fact("driver", lambda facts: str(facts["driver"] or "none"), "warning", "install the same driver everywhere"),
     Fact("gpus", _gpus, "warning", "the slowest GPU limits all; nproc_per_node can be smaller on one host"),
     Fact("code", lambda facts: str(facts["code"] or "synced by up"), "error", "set sync = true, or use the same files"),
@@ -124,7 +130,7 @@ FACTS: tuple[Fact, ...] = (
     Fact("reached by", lambda facts: facts.get("via", ""), None),
 )  # fmt: skip
 # A launch has the first facts anyway.
-QUICK = 4
+QUICK = 5
 
 
 def matrix(result: Preflight) -> list[FactRow]:
@@ -239,6 +245,8 @@ def _node_findings(node: str, facts: CheckedFacts) -> Iterable[CheckFinding]:
     if facts["torch"].get("error"):
         text = f"torch {_BROKEN}: {facts['torch']['error']}"
         yield finding("error", "torch", text, "install it, or set `python` in HOSTS to an interpreter that has it")
+    for text, way_out in facts["remarks"]:
+        yield finding("warning", "container", text, way_out)
     for path, free in facts["disk_free"].items():
         yield from _disk(free, path, finding)
     yield from _shm_free(None if facts["shm"] is None else facts["shm"]["free"], finding)

@@ -103,7 +103,10 @@ async def _facts(link: NodeLink, inventory: Inventory, result: Preflight) -> Non
     hellos = [link.hello, *[await link.ask_hello(REACH_DEADLINE) for _ in range(PINGS)]]
     clock = min(hellos, key=lambda hello: hello["clock_error_ms"])
     workdir = None if inventory.job.sync and inventory.path is not None else str(inventory.job.workdir)
-    request = {"workdir": workdir, "env": {**inventory.job.env, **host.env}, "address": host.address}
+    job = inventory.job
+    place = {"python": host.python if host.apart else "", "wrap": host.wrap, "environment": job.environment,
+             "container": job.container, "mounts": job.mounts}  # fmt: skip
+    request = {"workdir": workdir, "env": {**job.env, **host.env}, "address": host.address, "place": place}
     facts: ProbeFacts = (await link.channel.call("facts", request, timeout=FACTS_DEADLINE)).data
     result.facts[host.name] = {**facts, **clock, "disk_free": facts["disk_free"], "via": link.via}
 

@@ -239,6 +239,7 @@ SHAPES: Mapping[str, Read] = {
     "collective_start": _plain(record({}, {"port": Port})),
     "collective_end": lambda data, _body: (reader(AllReduce) if "error" in data else _read_times)(data),
     "identity": _plain(_identity),
+    "make": _with(said=str),
     "await_engine": _plain(reader(EngineFacts, "torch", "nproc")),
     "status": _plain(read_status),
     "watch": _with(status=Annotated[Any, read_status]),

@@ -44,12 +44,12 @@ _TOKEN = re.compile(rb"SUPERVISOR-(?:NEED|ERROR|AGENT)\b[^\n]*\n")
 def command(host: Host, agent: AgentFile, *words: str) -> str:
     """Return the command that a host's login shell runs: the bridge, or the part of the agent in `words`."""
     home = host.env.get("SUPERVISOR_HOME")
-    return loader.command(host.python, host.prelude, home, agent.sha256, len(agent.data), words or ("connect",))
+    return loader.command(host.agent_python, host.prelude, home, agent.sha256, len(agent.data), words or ("connect",))
 
 
 async def boot(host: Host, wire: Wire, agent: AgentFile, progress: Progress) -> None:
     """Read token lines until the agent runs, and push the agent if it is missing; raises HostError."""
-    progress("python", host.python)
+    progress("python", host.agent_python)
     noise = bytearray()
     pushed = False
     while True:
@@ -144,16 +144,18 @@ async def _ended(host: Host, wire: Wire, noise: bytearray, step: str) -> HostErr
         return HostError(host.name, step, f"the node closed the connection during the push{output}")
     if status == 127:
         hint = 'install it there, or set python = "/path/to/python3" for this host'
-        return HostError(host.name, "python", f"no {host.python} there: command not found{output}", hint)
+        return HostError(host.name, "python", f"no {host.agent_python} there: command not found{output}", hint)
     if status == 126:
-        return HostError(host.name, "python", f"{host.python} there cannot be executed{output}", f"ls -l {host.python}")
+        return HostError(
+            host.name, "python", f"{host.agent_python} there cannot be executed{output}", f"ls -l {host.agent_python}"
+        )
     end = "was killed or cut off" if status is None or status < 0 else f"exited with code {status}"
     if step == "prelude":
         return HostError(host.name, step, f"prelude failed: the shell {end}{output}", BY_HAND)
     if host.via == "srun":
         return HostError(host.name, step, f"srun {end} before the agent ran{output}", f"try: srun -w {host.ssh} true")
-    reason = f"the login shell, or {host.python}, {end} before the agent ran{output}"
-    return HostError(host.name, step, reason, f"try by hand there: {host.python} -V; is it a Python?")
+    reason = f"the login shell, or {host.agent_python}, {end} before the agent ran{output}"
+    return HostError(host.name, step, reason, f"try by hand there: {host.agent_python} -V; is it a Python?")
 
 
 def _output_tail(wire: Wire, noise: bytearray) -> str:

@@ -18,12 +18,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from remote_agent.base.proc import stat_fields
+from remote_agent.base.streams import serve_unix
 from remote_agent.wire import Answer, Channel
 from tests import known_torch
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
-PROGRAM = (sys.executable, "-c", "import sys; from remote_agent.engine.engine import main; main(sys.argv[1])")
+PROGRAM = (
+    sys.executable,
+    "-c",
+    "import sys; from remote_agent.engine.engine import main; main(sys.argv[1], sys.argv[3])",
+)
 PY_SPY = shutil.which("py-spy", path=str(Path(sys.executable).parent))
 DEADLINE_S = 60.0
 T = TypeVar("T")
@@ -32,9 +37,12 @@ T = TypeVar("T")
 class EngineProcess:
     """One engine and what it has said so far."""
 
-    def __init__(self, process: asyncio.subprocess.Process, root: Path) -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        wire: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+        root: Path,
+    ) -> None:
         self.process = process
         self.root = root
         self.mains: dict[tuple[int, int], int] = {}
@@ -45,7 +53,7 @@ class EngineProcess:
         self.standby: list[Any] = []
         self._changed = asyncio.Event()
         self._is_asked = False
-        self.channel = Channel(process.stdout, process.stdin, self._hear)
+        self.channel = Channel(*wire, self._hear)
         self.runner = asyncio.ensure_future(self.channel.run())
 
     async def _hear(self, op: str, args: Any, body: bytes) -> Answer:
@@ -172,18 +180,32 @@ async def engine(
 ) -> AsyncIterator[EngineProcess]:
     """Start an engine and end it; what it printed is shown when the test fails. Given `env` is all that it gets."""
     root.mkdir(parents=True, exist_ok=True)
-    log = root / "agent.log"
+    log, path = root / "agent.log", root / "engine.sock"
+    called: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Future()
+
+    async def calls(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        called.set_result((reader, writer))
+
+    server = await serve_unix(path, calls)
     with log.open("ab") as stderr:
         process = await asyncio.create_subprocess_exec(
             *program,
-            "job-1",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
+            *("job-1", "--wire", str(path)),
+            stdout=stderr,
             stderr=stderr,
             cwd=cwd,
             env={**(os.environ if env is None else env), "SUPERVISOR_HOME": str(root)},
         )
-    one = EngineProcess(process, root)
+    ended = asyncio.ensure_future(process.wait())
+    either: set[asyncio.Future[Any]] = {called, ended}
+    await asyncio.wait(either, timeout=DEADLINE_S, return_when=asyncio.FIRST_COMPLETED)
+    server.close()
+    if not called.done():
+        ended.cancel()
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        raise AssertionError(f"the engine did not call: {log.read_text()}")
+    one = EngineProcess(process, called.result(), root)
     known_torch.lend(root)
     try:
         yield one

@@ -32,6 +32,7 @@ from remote_agent.election import peers
 from remote_agent.election.ballot import Ballot
 from remote_agent.election.listener import Listener
 from remote_agent.election.member import Member, lease_over
+from remote_agent.runtime.runtime import Place, Runtime
 from remote_agent.wire import MAX_HEADER, Answer, Channel, Handler, JobSpec, NodeSpec, Problem
 from supervisor.launch.certificates import Authority, make_authority
 from supervisor.ssh.answers import HostChannel
@@ -378,10 +379,10 @@ async def test_an_engine_of_an_earlier_job_that_ends_is_replaced(tmp_path: Path)
 
         def make_engine(_notice: Any) -> EngineLink:
             made[0] += 1
-            return Ended(files, hear, {})
+            return Ended(files, hear, {}, agent.context.runtime)
 
         member = MemberLoop(agent.context, make_engine)
-        member.workers.engine.turn_to(files, hear, {})
+        member.workers.engine.turn_to(files, hear, {}, agent.context.runtime)
         await asyncio.wait_for(member.workers.keep_engine(), WAIT_S)
         assert made == [2], "the node was called unfit, although its installation works"
         await member.close()
@@ -471,7 +472,8 @@ async def test_an_engine_that_does_not_end_is_killed(tmp_path: Path) -> None:
     async def ignore(op: str, args: Any) -> None:
         pass
 
-    link = EngineLink(files_for(tmp_path, "n1", make_authority("job")), ignore, {})
+    files = files_for(tmp_path, "n1", make_authority("job"))
+    link = EngineLink(files, ignore, {}, Runtime(files.home, Place(str(tmp_path))))
     running = asyncio.ensure_future(link.run())
     await until(lambda: link.has_started)
     (engine,) = (pid for pid in children_of(os.getpid()) if b"engine" in Path(f"/proc/{pid}/cmdline").read_bytes())
@@ -495,7 +497,8 @@ async def test_workers_of_a_torchrun_that_hangs_are_killed(tmp_path: Path) -> No
     ours, theirs = socket.socketpair()
     torchrun = Channel(*await asyncio.open_unix_connection(sock=theirs), hang)
     serving = asyncio.ensure_future(torchrun.run())
-    link = TorchrunLink(files_for(tmp_path, "n1", make_authority("job")), ignore, ours.detach())
+    files = files_for(tmp_path, "n1", make_authority("job"))
+    link = TorchrunLink(files, ignore, ours.detach(), Runtime(files.home, Place(str(tmp_path))))
     running = asyncio.ensure_future(link.run())
     await until(lambda: link.has_started)
     with subprocess.Popen(["sleep", "60"], start_new_session=True) as worker:

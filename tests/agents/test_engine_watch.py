@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from remote_agent.base.proc import children
 from remote_agent.engine import processes as engine_watch
 from remote_agent.engine.boot_dir import BootDirectory
 from remote_agent.engine.launchers import own
@@ -101,8 +102,8 @@ def test_the_document_has_the_form_of_the_wire(tmp_path: Path) -> None:
 
 def test_children_are_found() -> None:
     with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as process:
-        assert process.pid in engine_watch.children()
-    assert process.pid not in engine_watch.children()
+        assert process.pid in children()
+    assert process.pid not in children()
 
 
 def test_a_worker_that_the_bootstrap_did_not_reach_is_taken_to_run(
