@@ -7,7 +7,7 @@ In: a message and a hint. Out: exceptions with both and an exit code.
      ├ Unreachable           3  the job, or every host that could know it, cannot be reached
      ├ LaunchFailed          3  too few nodes came up; what had been started was stopped again
      ├ RequestFailed         1  the cluster refused a request
-     ├ HostError             3  one host, one step (resolve connect auth prelude python push sync start engine)
+     ├ HostError             3  one host, one step: connect, auth, push, sync, start, build, engine …
      └ SyncError             2  the work tree on this machine cannot be sent
 """
 

@@ -154,9 +154,8 @@ class EngineLink:
             how = f"did not call within {CALLS_S:.0f} s" if status is None else f"ended with {status}"
             words = read_text(self._files.log)[before:].strip().rpartition("\n")[2]
             name = os.path.basename(start.command[0])
-            raise Problem(
-                "engine", f"{name} {how}{f': {words}' if words else ''}", "look at agent.log of the job there"
-            )
+            text = f"the engine did not start: {name} {how}{f': {words}' if words else ''}"
+            raise Problem("engine", text, "look at agent.log of the job there")
         reader, writer = called.result()
         if start.is_apart:
             pid, _, _ = PEER.unpack(

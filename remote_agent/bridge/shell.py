@@ -92,7 +92,6 @@ def rank_environment(pid: int, rank: int, proc: Path = Path("/proc")) -> dict[st
         entries = os.fsdecode((proc / str(pid) / "environ").read_bytes()).split("\0")
     except OSError:
         return None
-    # A rank that was started warm has some variables twice; the last value is right.
     env = dict(entry.split("=", 1) for entry in entries if "=" in entry)
     if env.get("RANK") != str(rank):
         return None

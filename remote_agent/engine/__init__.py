@@ -1,5 +1,5 @@
 """The agent's child process that has the workers: it starts, watches and stops the workers of one generation.
 
-In: orders on stdin. Out: answers and notices on stdout; processes whose output goes straight to their files. torch is
+In: orders of the agent. Out: answers and notices; processes whose output goes straight to their files. torch is
 imported in torch_api.py alone. Imports `wire`, `base`, `diagnose` and `vitals`.
 """

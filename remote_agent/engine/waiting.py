@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 ORDER = "wait.json"
 PR_SET_PDEATHSIG = 1
+PR_SET_MM, PR_SET_MM_MAP = 35, 14
 # Where torch does not seed its generator from the system, it begins with this.
 TORCH_SEED = 67280421310721
 # While ranks compute it uses this share of a core, by pausing between two modules.
@@ -36,6 +37,9 @@ SHARE = 0.5
 FORKABLE = frozenset({b"jemalloc_bg_thd"})
 # Without torch, waiting saves nothing.
 NEVER_LEFT_OUT = "torch"
+
+
+_shown: Any = None
 
 
 class NotForkable(Exception):
@@ -447,12 +451,38 @@ def become(rank: ForkedRank, request: ForkOrder, engine: int, changes: dict[str,
         env = {**rank["env"], **changes}
         os.environ.clear()
         os.environ.update({name: value for name, value in env.items() if value is not None})
+        show_variables()
         for words in (sys.argv, getattr(sys, "orig_argv", [])):
             words[len(words) - request["replaced"] :] = request["arguments"]
         make_new()
     except BaseException as error:  # noqa: BLE001  a rank that is not set up must not run the script
         os.write(2, f"the rank does not start: {type(error).__name__}: {error}\n".encode())
         os._exit(1)
+
+
+def show_variables() -> None:
+    """Have /proc/PID/environ show the variables of this process as they are now: shells and tools read them there.
+
+    See prctl(2), PR_SET_MM_MAP, which needs no rights; a kernel without it (CONFIG_CHECKPOINT_RESTORE) shows those of
+    the waiting process.
+    """
+    global _shown
+    with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
+        # The first two fields are the pid and the name, which may contain spaces and parentheses.
+        fields = ["", "", "", *file.read().rpartition(")")[2].split()]
+    start_code, end_code, start_stack = (int(fields[number]) for number in (26, 27, 28))
+    start_data, end_data, start_brk, arg_start, arg_end = (int(fields[number]) for number in range(45, 50))
+    library = ctypes.CDLL(None)
+    library.sbrk.restype = ctypes.c_void_p
+    text = b"".join(b"%s=%s\0" % pair for pair in os.environb.items())
+    # The kernel reads this memory as long as the process lives.
+    _shown = ctypes.create_string_buffer(text, len(text))
+    begin = ctypes.addressof(_shown)
+    data = (start_code, end_code, start_data, end_data, start_brk, library.sbrk(0), start_stack)
+    # No auxiliary vector and no program file are set.
+    layout = (ctypes.c_uint64 * 13)(*data, arg_start, arg_end, begin, begin + len(text), 0, 0xFFFFFFFF << 32)
+    size = ctypes.c_ulong(ctypes.sizeof(layout))
+    library.prctl(PR_SET_MM, PR_SET_MM_MAP, ctypes.byref(layout), size, ctypes.c_ulong(0))
 
 
 def make_new() -> None:

@@ -17,6 +17,7 @@ from remote_agent.wire.events import ENDED_EVENTS, ENDED_STATES, EventType
 from supervisor.cli.entry import INTERRUPTED, say
 from supervisor.cli.logs import write_tail
 from supervisor.cli.output import Writer, write_lines
+from supervisor.cli.progress import Progress
 from supervisor.cli.torchrun import Console
 from supervisor.cli.whole_lines import WholeLines, printed
 from supervisor.errors import EXIT_STATUS, HostFailure, SupervisorError
@@ -74,6 +75,7 @@ class Headless:
         self._printed_notices = 0
         self._printed_wait = False
         self._printed_hosts: dict[str, str] = {}
+        self._progress = Progress()
 
     async def launched(self, *, detach: bool, hosts: str | None) -> int:
         """Watch a launch and its job to the end (or, `detach`, until all ranks run); returns the exit code."""
@@ -273,6 +275,8 @@ class Headless:
                     lines.append(str(HostFailure(view.name, view.step, view.error, view.hint)))
                 elif ready:
                     lines.append(f"{view.name}: {one_line(view.text)}")
+        if session.launching:
+            lines += self._progress.lines(session.hosts.values())
         if session.status and not session.status.get("nodes") and not self._printed_wait:
             # torchrun has not found its job yet: the journal is empty.
             self._printed_wait = True

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from remote_agent.snapshots.choice import WHICH_THERE_ARE
 from remote_agent.wire.events import ENDED_EVENTS, Condition, EventType
 from supervisor.actions import BY_OP, BY_VERB, Action
+from supervisor.cli import progress
 from supervisor.cli.entry import say
 from supervisor.cli.options import add_json, in_session, make_parser, option_value, parse, split_target
 from supervisor.cli.output import write_json, write_lines
@@ -125,7 +126,8 @@ async def _restart_from(session: Session, action: Action, tree: str, options: ar
         if change is not None:
             say(f"files of {edited['place']}\nwork tree {change['digest'][:8]}: {tree_change(change)}")
             args["digest"] = change["digest"]
-    answer = await session.request(tree, **args)
+    async with progress.said(session):
+        answer = await session.request(tree, **args)
     if answer["accepted"]:
         return await _report(session, action, answer, options.json)
     if options.json:

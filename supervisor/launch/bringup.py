@@ -138,7 +138,7 @@ async def prepare(hub: Hub, link: HostLink, node: NodeLink, material: Material) 
         await _refuse_known(node, material)
     await _sync(hub, link, node, material)
     if material.spec.environment:
-        await lend_uv(node, lambda text: link.progress("environment", text))
+        await lend_uv(node, lambda text: link.progress("sync", text))
     link.progress("start", "starting the agent")
     request = {"spec": material.spec.to_json(), "node": name, "ca": material.trusted}
     if material.authority is not None:
@@ -234,7 +234,7 @@ async def _refuse_known(node: NodeLink, material: Material) -> None:
 
 async def make(link: HostLink, spec: JobSpec) -> None:
     """Have a node make what the ranks of a job need there, if that is to be made; raises HostError."""
-    what = "environment" if spec.environment else "container" if spec.container else ""
+    what = "build" if spec.environment else "image" if spec.container else ""
     if not what:
         return
     link.progress(what, f"looking for {spec.environment or spec.container}")

@@ -26,7 +26,7 @@ class HostView:
     state: str = "connecting"
     """connecting (for the first time, or for a launch), up, lost (was up, is retried), failed (was never up)."""
     step: str = ""
-    """The step that runs or failed: resolve, connect, auth, push, sync, start, agent, engine, ready …"""
+    """The step that runs or failed: resolve, connect, auth, push, sync, start, agent, build, image, engine, ready …"""
     text: str = ""
     """One line about that step."""
     error: str | None = None

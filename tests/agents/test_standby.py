@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from remote_agent.base.proc import environment
 from remote_agent.engine import boot_dir
 from remote_agent.engine.processes import end_all_marked
 from tests.agents.engine_process import DEADLINE_S, PROGRAM, SCRIPTS, EngineProcess, alive, engine
@@ -167,9 +168,12 @@ def test_a_forked_rank_sees_what_a_cold_one_sees(tmp_path: Path, version: str) -
             facts = await one.warm()
             assert (facts["state"], facts["why"]) == ("ready", "")
             for _ in range(2):
-                assert (await one.go())[0] == ""
+                why, answer = await one.go()
+                assert why == ""
                 for rank, (before, after) in enumerate(cold):
                     warm_before, warm_after = await one.seen(rank)
+                    # What shells and tools on the node read.
+                    assert b"RANK=%d" % rank in environment(answer["ranks"][rank]["pid"])
                     # The collector need not copy what all ranks share.
                     assert warm_before["frozen"]
                     assert _plain({**warm_before, "frozen": before["frozen"]}, one.generation) == _plain(before, 0)

@@ -61,6 +61,10 @@ srun slurm-client
 munged munge
 spin spin
 gcc gcc
+podman podman
+conmon conmon
+runc runc
+bwrap bubblewrap
 LIST
     # Together is quicker; where one is not to be had, the others still are.
     if [ ${#missing[@]} -gt 0 ] && ! install "${missing[@]}"; then

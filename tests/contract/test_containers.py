@@ -105,6 +105,16 @@ def job_of(cluster: Cluster, work: Path, script: str, defaults: dict[str, object
     return made
 
 
+def shell(podman: Podman, job: Job, rank: int, line: str) -> list[str]:
+    """Return what a command line prints where a rank on n2 runs, as the screen opens a shell there."""
+    home = podman.cluster.host("n2").home
+    agent = next(path for path in home.glob(".supervisor/agents/*.pyz") if "cpython" not in path.name)
+    words = f"--job {job.name[0]} --rank {rank} --pid {job.pid(rank)} --line '{line}'"
+    done = podman.cluster.exec("n2", ["sh", "-c", f"{podman.prelude}; python3 {agent} shell {words}"])
+    assert done.returncode == 0, done.stderr
+    return done.stdout.replace("\r", "").splitlines()
+
+
 def engines(cluster: Cluster, host: str) -> list[int]:
     """Return the pids of the engines on a host themselves, without what stands before them."""
     lines = cluster.processes(host).items()
@@ -128,6 +138,10 @@ def test_launch_kill_remove_add_and_stop(podman: Podman, tmp_path: Path) -> None
         job.until_step(6)
         stacks = job.run("stacks").stdout.decode()
         assert "train.py" in stacks
+        assert shell(podman, job, 1, 'cat /etc/os-release; echo "rank $RANK"') == [
+            'NAME="image of the tests"',
+            "rank 1",
+        ]
         assert job.run("remove", "--node", "n2").returncode == 0
         until(lambda: podman.names("n2") == [], "no container on the node that was removed")
         assert job.run("add", "--node", "n2").returncode == 0
@@ -184,7 +198,7 @@ def test_out_of_memory_is_named(podman: Podman, tmp_path: Path) -> None:
         assert failed["rank"] == 1
         assert job.wait() == 1
         incident = job.until("incident")["detail"]
-        assert (incident["category"], incident["culprit_ranks"]) == ("oom_host", [1]), incident
+        assert (incident["category"], incident["culprit_ranks"]) == ("host_oom_kill", [1]), incident
 
 
 def test_a_lost_host(podman: Podman, tmp_path: Path) -> None:
@@ -233,11 +247,12 @@ def test_an_image_that_is_nowhere(podman: Podman, tmp_path: Path) -> None:
     with job_in(podman, tmp_path / "work", STEPS, "localhost:9/nothing/here:1").start() as job:
         assert job.wait() == 3
         assert "localhost:9/nothing/here:1 cannot be pulled" in job.errors()
-        assert "n[1-2]: container" in job.errors()
+        assert "n[1-2]: image" in job.errors()
 
 
 def test_the_check_looks_into_the_image(podman: Podman, tmp_path: Path) -> None:
     job = job_in(podman, tmp_path / "work", STEPS)
     shown = job.supervisor.run(["check", str(job.inventory), "--json"], job.work, timeout=WAIT_S)
-    facts = {row["fact"]: row["values"] for row in json.loads(shown.stdout)["facts"]}
-    assert [value["value"] for value in facts["runs in"]] == [f"image {podman.identity(LIGHT_IMAGE)[:12]}"]
+    nodes = json.loads(shown.stdout)["nodes"]
+    places = {name: facts["torch"]["runs_in"] for name, facts in nodes.items()}
+    assert places == dict.fromkeys(("n1", "n2"), f"image {podman.identity(LIGHT_IMAGE)[:12]}")

@@ -32,6 +32,7 @@ from tests import skew
 from tests.bench.report import Table, machine, machine_line
 from tests.cluster import cluster_obstacle
 from tests.cluster.leftovers import MARK, describe, end, marked
+from tests.cluster.podman import podman_obstacle
 from tests.faults.case import Fault
 from tests.faults.matrix import BY_NAME, FAULTS
 from tests.faults.row import rows, run
@@ -56,7 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.list:
         print(_listing(faults).text())
         return 0
-    obstacle = cluster_obstacle() or (skew.obstacle() if any(fault.clocks for fault in faults) else "")
+    obstacle = (podman_obstacle() or "") if options.containers else ""
+    obstacle = obstacle or cluster_obstacle() or (skew.obstacle() if any(fault.clocks for fault in faults) else "")
     if obstacle:
         print(f"no faults here: {obstacle}", file=sys.stderr)
         return 2
@@ -79,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", default=SEEDS, metavar="A-B", help=f"one seed, or the first and the last ({SEEDS})")
     parser.add_argument("-j", type=int, default=2 * len(os.sched_getaffinity(0)), metavar="N", help="jobs at once")
     parser.add_argument("--alone", action="store_true", help="run each case on its own hosts")
+    parser.add_argument("--containers", action="store_true", help="the ranks run in containers of Podman")
     parser.add_argument("--json", type=Path, metavar="PATH", help="append the figures of each case as a JSON line")
     parser.add_argument("-v", action="store_true", help="print every case, including those that passed")
     parser.add_argument("--list", action="store_true", help="print the faults")
@@ -105,7 +108,7 @@ def _one(faults: Sequence[Fault], options: argparse.Namespace) -> int:
     os.environ[MARK] = secrets.token_hex(8)
     with scratch(), tempfile.TemporaryDirectory() as place:
         try:
-            results = run(faults, _seeds(options.seeds)[0], Path(place), options.keep)
+            results = run(faults, _seeds(options.seeds)[0], Path(place), options.keep, containers=options.containers)
         finally:
             left = marked(os.environ[MARK])
             for pid in left:
@@ -142,6 +145,7 @@ class _Runs:
     def _begin(self, faults: tuple[Fault, ...], seed: int) -> None:
         names = (fault.name for fault in faults)
         words = [sys.executable, "-m", "tests.faults", *names, "--seeds", str(seed), "--one"]
+        words += ["--containers"] if self._options.containers else []
         if self._options.keep is not None:
             words += ["--keep", str(self._options.keep)]
         environment = {name: value for name, value in os.environ.items() if name != "SUPERVISOR_FAULTS"}

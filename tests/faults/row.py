@@ -19,6 +19,7 @@ from pathlib import Path
 
 from tests.cluster import Cluster
 from tests.cluster.network import await_ends
+from tests.cluster.podman import Podman
 from tests.faults import invariants
 from tests.faults.case import Case, Fault, Result
 from tests.faults.invariants import GONE_S, StatusJudge
@@ -62,15 +63,18 @@ def _drawn(fault: Fault, seed: int, order: Mapping[str, int]) -> tuple[int, floa
     return rng.choice(fault.hosts), rng.choice(fault.node_timeouts)
 
 
-def run(faults: Sequence[Fault], seed: int, place: Path, keep: Path | None = None) -> list[Result]:
+def run(
+    faults: Sequence[Fault], seed: int, place: Path, keep: Path | None = None, *, containers: bool = False
+) -> list[Result]:
     """Run a row in a fresh directory, and remove its hosts; an interrupt goes through.
 
-    `keep`: where the files of a row are copied in which something did not hold.
+    `keep`: where the files of a row are copied in which something did not hold; `containers`: the ranks run in some.
     """
     hosts, node_timeout = drawn(faults[0], seed)
     disk_mb = min(fault.disk_mb for fault in faults)
     with Cluster(hosts, disk_mb=disk_mb, agent=True, stub_torch=True) as cluster:
-        site = Site(cluster, place, node_timeout, clocks=any(fault.clocks for fault in faults))
+        podman = Podman(cluster) if containers else None
+        site = Site(cluster, place, node_timeout, clocks=any(fault.clocks for fault in faults), podman=podman)
         row = _Row(site, faults, seed)
         with contextlib.ExitStack() as ending:
             ending.enter_context(site.job)

@@ -15,6 +15,7 @@ from tests import skew
 from tests.cluster import Cluster
 from tests.cluster.job import POLL_S, Job, journal
 from tests.cluster.network import SSH_PORT
+from tests.cluster.podman import LIGHT_IMAGE, Podman, mounts
 from tests.faults import ranks
 from tests.faults.commands import Operator
 from tests.faults.invariants import Awake
@@ -28,9 +29,14 @@ _SSH = f"{SSH_PORT:04X}"
 
 
 class Site:
-    """The hosts, the job, its operator, and the notes of its ranks; `clocks`: the clocks of the day can be set."""
+    """The hosts, the job, its operator, and the notes of its ranks; `clocks`: the clocks of the day can be set.
 
-    def __init__(self, cluster: Cluster, place: Path, node_timeout: float, *, clocks: bool = False) -> None:
+    `podman`: the ranks run in its containers.
+    """
+
+    def __init__(
+        self, cluster: Cluster, place: Path, node_timeout: float, *, clocks: bool = False, podman: Podman | None = None
+    ) -> None:
         self.cluster = cluster
         self.place = place
         self.node_timeout = node_timeout
@@ -52,6 +58,9 @@ class Site:
         keys |= {"max_restarts": 1000, "env": {ranks.STAMPS: str(self.stamps.directory)}, "stop_grace": 3.0}
         if clocks:
             keys["hosts"] = self._clocks()
+        if podman is not None:
+            keys["defaults"] = {"prelude": podman.prelude}
+            keys |= {"container": LIGHT_IMAGE, "mounts": [*mounts(), str(place)]}
         self.job = Job(cluster, place / "work", ranks.SCRIPT, **keys)
         self.operator = Operator(place / "commands", self.job.command)
 
@@ -90,7 +99,9 @@ class Site:
 
     def engines(self, *nodes: str) -> list[int]:
         """Return the pids of these nodes' engines."""
-        return self._pids(nodes, lambda line: " engine --job " in line)
+        # A container's tool and its monitor have the engine's command line behind their own.
+        tools = ("podman", "conmon")
+        return self._pids(nodes, lambda line: " engine --job " in line and not line.split()[0].endswith(tools))
 
     def workers(self, *nodes: str) -> list[int]:
         """Return the pids of these nodes' ranks."""

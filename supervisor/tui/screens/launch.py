@@ -35,7 +35,7 @@ STAGES: Final = (
     ("connect", ("resolve", "connect", "auth", "python", "push", "jobs", "open")),
     ("sync", ("sync",)),
     ("agent", ("start", "agent", "assign")),
-    ("torch", ("engine",)),
+    ("torch", ("build", "image", "engine")),
 )
 STAGE_WIDTH: Final = 15
 # Below this many columns only the present step has room.
