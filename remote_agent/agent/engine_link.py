@@ -41,7 +41,7 @@ END_S = 0.5
 # After SIGKILL, a process that stays longer is stuck in the kernel and runs no user code any more.
 DEAD_S = 2.0
 DISMISS_S = 5.0
-VERSIONS = ("torch", "cuda", "nccl", "python", "runs_in")
+VERSIONS = ("torch", "cuda", "nccl", "python", "place")
 # A container is removed when its process has ended.
 APART_END_S = 3.0
 # struct ucred: pid, uid and gid of the process at the other end of a Unix socket, as this process sees them.
@@ -301,7 +301,7 @@ class EngineLink:
     async def _greet(self) -> None:
         try:
             self.facts = await self.call("hello", self._hello, IMPORT_TIMEOUT_S)
-            self.facts["runs_in"] = self.runtime.digest
+            self.facts["place"] = self.runtime.digest
             if self._own is not None and self.facts["pid"] != self._own[0]:
                 self.problem = f"{NO_PIDS}: {PIDS_HINT}"
         except CallFailed as failed:

@@ -124,6 +124,7 @@ def _remove_environments(home: Home) -> int:
     from remote_agent.runtime.runtime import used_by
 
     all_here, size = Environments(home), 0
+    all_here.end_orphans()
     for path in all_here.unused({digest for name in home.job_names() for digest in used_by(home.job(name))}):
         freed = _size(path)
         with contextlib.suppress(OSError, Problem):

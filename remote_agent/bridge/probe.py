@@ -109,7 +109,7 @@ class Probe:
             "load": os.getloadavg()[0],
             "live_jobs": self._live_jobs(),
             "left_over": await asyncio.to_thread(left_over, self._home),
-            "remarks": await containers.remarks(containers.find_tool()) if place.container else [],
+            "remarks": await containers.remarks(place.container) if place.container else [],
             "code": None if workdir is None else await asyncio.to_thread(code_of, Path(str(workdir))),
         }
 
@@ -117,12 +117,12 @@ class Probe:
         """Return what is known of torch where the ranks would run; nothing is built or pulled for it."""
         if place.environment:
             return {"torch": f"from {place.environment}, built by up"}
-        if place.container and not await containers.image_id(containers.find_tool(), place.container):
+        if place.container and not await containers.is_here(place.container):
             return {"torch": f"in {place.container}, pulled by up"}
         start = await self._runtime.start("probe", "facts")
         try:
             facts = await installed.ask(start.command, start.variables, TORCH_S)
-            facts["runs_in"] = self._runtime.digest
+            facts["place"] = self._runtime.digest
             return facts
         finally:
             await self._runtime.end(start)

@@ -37,13 +37,17 @@ LINGER = Path("/var/lib/systemd/linger")
 CDI = (Path("/etc/cdi"), Path("/var/run/cdi"))
 
 
-def find_tool() -> str:
-    """Return the path of podman, else of docker; raises Problem."""
-    for tool in TOOLS:
-        path = shutil.which(tool)
-        if path is not None:
-            return path
-    raise Problem("container", "neither podman nor docker is installed here", HINT)
+async def tool_for(image: str) -> str:
+    """Return the path of podman, or of docker if podman is not there or only docker has the image; raises Problem."""
+    tools = [path for tool in TOOLS if (path := shutil.which(tool)) is not None]
+    if not tools:
+        raise Problem("container", "neither podman nor docker is installed here", HINT)
+    for tool in tools[1:]:
+        # A tool that this user may not use is not in the way of the other one.
+        with contextlib.suppress(Problem):
+            if not await image_id(tools[0], image) and await image_id(tool, image):
+                return tool
+    return tools[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,9 +182,14 @@ async def _ask(tool: str, *words: str) -> tuple[int | None, str, str]:
         raise Problem("container", f"{name} {words[0]}: {why}", f"try there: {name} info") from error
 
 
-async def remarks(tool: str) -> list[list[str]]:
-    """Return what will go wrong with containers on this node though the tool works: each a text and a way out."""
-    found = []
+async def is_here(image: str) -> bool:
+    """Tell whether an image need not be pulled; raises Problem."""
+    return bool(await image_id(await tool_for(image), image))
+
+
+async def remarks(image: str) -> list[list[str]]:
+    """Return what will go wrong with an image's containers here though the tool works: each a text and a way out."""
+    tool, found = await tool_for(image), []
     user = getpass.getuser()
     if await is_rootless(tool) and Path("/run/systemd/system").exists() and not (LINGER / user).exists():
         text = f"systemd ends the containers of {user} when {user} is no longer logged in"

@@ -201,6 +201,10 @@ class Environments:
         finally:
             os.close(lock)
 
+    def end_orphans(self) -> None:
+        """End what builds have started whose agent was killed: the kernel ends the tool with it, but nothing else."""
+        _end_marked(self._root, orphans_only=True)
+
     def unused(self, used: Collection[str]) -> list[Path]:
         """Return the environments that no job uses, and what killed builds have left; nothing that is being built."""
         return [path for path in self._entries() if path.name not in used and not self._is_locked(path.name)]
@@ -302,6 +306,7 @@ class Environments:
     def _prepare(self, build: _Build) -> None:
         """Remove what killed builds left, and copy what the tool needs; raises OSError, Problem."""
         request = build.request
+        self.end_orphans()
         self._sweep(request.digest)
         request.project.copy(request.files, build.copy)
         copied = InPlace(build.copy)
@@ -312,7 +317,7 @@ class Environments:
     def _sweep(self, digest: str) -> None:
         """Remove unfinished builds of an environment whose lock is held, and end what is left of their processes."""
         left = [path for path in self._entries() if path.name.startswith(f"{digest}.")]
-        if any(path.suffix == ".building" for path in left):
+        if left:
             _end_marked(self._root / digest, orphans_only=False)
         for path in left:
             # A process that has just been killed may add a file meanwhile. One on another node that shares this home
@@ -479,19 +484,21 @@ def _failure(tool: str, code: int, output: _Output) -> Problem:
     return Problem("environment", f"{tool} failed: {output.tail() or how}", hint)
 
 
-def _end_marked(final: Path, *, orphans_only: bool) -> None:
-    """Kill processes of builds of an environment: all of them, if its lock is ours, or those whose agent is gone."""
+def _end_marked(place: Path, *, orphans_only: bool) -> None:
+    """Kill processes of builds of an environment, or below a directory: all of them, or those whose agent is gone."""
     for name in os.listdir("/proc"):
-        if name.isdecimal() and _is_marked(int(name), os.fsencode(final), orphans_only):
+        if name.isdecimal() and _is_marked(int(name), os.fsencode(place), orphans_only):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(int(name), signal.SIGKILL)
 
 
-def _is_marked(pid: int, final: bytes, orphans_only: bool) -> bool:
+def _is_marked(pid: int, place: bytes, orphans_only: bool) -> bool:
     start = f"{MARK}=".encode()
     for entry in environment(pid):
-        if entry.startswith(start) and entry.endswith(b":" + final):
-            namespace, agent, ticks, _ = entry[len(start) :].split(b":", 3)
+        if entry.startswith(start):
+            namespace, agent, ticks, final = entry[len(start) :].split(b":", 3)
+            if place not in (final, os.path.dirname(final)):
+                continue
             # The pids of another namespace, a container's, say nothing here.
             is_ours = int(namespace) == _pid_namespace()
             return not orphans_only or (is_ours and start_ticks(int(agent)) != int(ticks))

@@ -252,27 +252,28 @@ class InContainer(Behind):
 
     def __init__(self, home: Home, place: Place, job: JobFiles | None = None) -> None:
         super().__init__(home, place, job)
-        self._image = ""
+        self._image = self._tool = ""
 
     def inherit(self, former: Runtime) -> None:
         if isinstance(former, InContainer):
-            self._image = former._image
+            self._image, self._tool = former._image, former._tool
 
     async def _make(self, say: Say, version: str) -> str:
         """Pull the image unless it is here."""
-        image, tool = self._place.container, containers.find_tool()
+        image = self._place.container
         if not self._image:
+            self._tool = tool = await containers.tool_for(image)
             self._image = await containers.image_id(tool, image)
-        if not self._image:
-            await containers.pull(tool, image, say)
-            self._image = await containers.image_id(tool, image)
+            if not self._image:
+                await containers.pull(tool, image, say)
+                self._image = await containers.image_id(tool, image)
         if not self._image:
             raise Problem("container", f"{image} was pulled, and is not there", "")
         return ""
 
     async def start(self, *words: str) -> Start:
         await self.make()
-        tool, place = containers.find_tool(), self._place
+        tool, place = self._tool, self._place
         job = self._job
         container = Container.new(tool, self._image, job.root if job is not None else self._home.root)
         if job is not None:

@@ -64,13 +64,13 @@ TorchFacts = TypedDict(
     "TorchFacts",
     {"error": str, "torch": str, "python": str, "gpus": Count, "devices": dict[str, Count], "cuda": Optional[str],
      "nccl": Optional[str], "leaked": dict[str, str], "only_cpu": bool, "gpu_names": list[str], "pid": Count,
-     "runs_in": str},
+     "place": str},
     total=False,
 )  # fmt: skip
 """What is known of an installed torch, or only `error`: why it cannot be imported.
 
 devices: ranks by words of --nproc-per-node; leaked: what its torchrun adds to the environment of workers; pid: of the
-engine; runs_in: the digest of the environment or the image, empty for the node's own interpreter.
+engine; place: the digest of the environment or the image, empty for the node's own interpreter.
 """
 StartedProcess = TypedDict(
     "StartedProcess", {"rank": int, "local_rank": int, "pid": int, "started": Optional[int]}, total=False

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from supervisor.session import Session
 
 STEPS = ("build", "image")
-# Each host says something this often, seconds.
+# Each host says something this often, seconds, and nothing about a step that takes no longer than this.
 EVERY = 3.0
+SOON = 1.0
 
 
 class Progress:
@@ -32,8 +33,8 @@ class Progress:
 
     def lines(self, views: Collection[HostView]) -> list[str]:
         """Return what is new; views: of all hosts of the launch or of the job."""
-        busy = [view for view in views if view.step in STEPS and not view.error]
         now = time.monotonic()
+        busy = [view for view in views if view.step in STEPS and not view.error and now - view.began[view.step] > SOON]
         lines = []
         for view in busy:
             before, at = self._said.get(view.name, ("", 0.0))

@@ -117,7 +117,7 @@ FACTS: tuple[Fact, ...] = (
     Fact("torch", _torch_version, "error", "one group needs the same torch everywhere"),
     Fact("cuda", _torch("cuda"), "warning", "install torch for the same CUDA everywhere"),
     Fact("nccl", _torch("nccl"), "error", "NCCL works only with the same version: install the same torch everywhere"),
-    Fact("runs in", _torch("runs_in"), "warning", "a tag may name two images: pull it on all, or write image@sha256:…"),
+    Fact("place", _torch("place"), "warning", "a tag may name two images: pull it on all, or write image@sha256:…"),
     Fact("driver", lambda facts: str(facts["driver"] or "none"), "warning", "install the same driver everywhere"),
     Fact("gpus", _gpus, "warning", "the slowest GPU limits all; nproc_per_node can be smaller on one host"),
     Fact("code", lambda facts: str(facts["code"] or "synced by up"), "error", "set sync = true, or use the same files"),

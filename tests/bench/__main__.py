@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.bench import (
+    containers,
     defects,
     diagnose,
     failures,
@@ -54,6 +55,7 @@ BENCHMARKS: dict[str, Callable[[], Report]] = {
     "snapshots": snapshots.run,
     "last_output": last_output.run,
     "transports": transports.run,
+    "containers": containers.run,
 }
 
 

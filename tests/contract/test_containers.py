@@ -63,17 +63,12 @@ def podman(pair: Cluster) -> Podman:
     return Podman(pair)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def nothing_is_left(pair: Cluster) -> Iterator[None]:
     """The agents of jobs that are over wait for operators a little; then nothing of theirs is there any more."""
     yield
-    try:
-        for host in pair.hosts:
-            until(lambda host=host: not ours(pair, host.name), f"nothing of ours on {host.name}", LINGER_S)
-    finally:
-        for host in pair.hosts:
-            for pid in ours(pair, host.name):
-                os.kill(pid, signal.SIGKILL)
+    for host in pair.hosts:
+        until(lambda host=host: not ours(pair, host.name), f"nothing of ours on {host.name}", LINGER_S)
 
 
 def until(look: Any, what: str, seconds: float = WAIT_S) -> None:
@@ -105,6 +100,10 @@ def job_of(cluster: Cluster, work: Path, script: str, defaults: dict[str, object
     return made
 
 
+def containers(podman: Podman, host: str, job: Job) -> list[str]:
+    return [name for name in podman.names(host) if name.startswith(f"supervisor-{job.name[0]}-")]
+
+
 def shell(podman: Podman, job: Job, rank: int, line: str) -> list[str]:
     """Return what a command line prints where a rank on n2 runs, as the screen opens a shell there."""
     home = podman.cluster.host("n2").home
@@ -115,12 +114,6 @@ def shell(podman: Podman, job: Job, rank: int, line: str) -> list[str]:
     return done.stdout.replace("\r", "").splitlines()
 
 
-def engines(cluster: Cluster, host: str) -> list[int]:
-    """Return the pids of the engines on a host themselves, without what stands before them."""
-    lines = cluster.processes(host).items()
-    return [pid for pid, line in lines if " engine --job" in line and line.split()[0] == sys.executable]
-
-
 def test_launch_kill_remove_add_and_stop(podman: Podman, tmp_path: Path) -> None:
     with job_in(podman, tmp_path / "work", STEPS, standby="auto").start() as job:
         job.until_step(3)
@@ -128,7 +121,7 @@ def test_launch_kill_remove_add_and_stop(podman: Podman, tmp_path: Path) -> None
         assert "image of the tests" in inside
         place = Path(f"/proc/{job.pid(0)}/cwd").resolve()
         assert place.parent == podman.cluster.host("n1").home / ".supervisor" / "trees"
-        assert len(podman.names("n1")) == len(podman.names("n2")) == 1
+        assert len(containers(podman, "n1", job)) == len(containers(podman, "n2", job)) == 1
         until(lambda: states(job) == ["ready", "ready"], "waiting processes")
         os.kill(job.pid(1), signal.SIGKILL)
         failed = job.until("rank_failed")
@@ -143,7 +136,7 @@ def test_launch_kill_remove_add_and_stop(podman: Podman, tmp_path: Path) -> None
             "rank 1",
         ]
         assert job.run("remove", "--node", "n2").returncode == 0
-        until(lambda: podman.names("n2") == [], "no container on the node that was removed")
+        until(lambda: not containers(podman, "n2", job), "no container on the node that was removed")
         assert job.run("add", "--node", "n2").returncode == 0
         job.until_step(9)
         assert job.run("stop").returncode == 0
@@ -155,9 +148,9 @@ def test_whoever_is_killed_no_rank_and_no_container_stays(podman: Podman, tmp_pa
     with job_in(podman, tmp_path / "work", STEPS).start() as job:
         job.until_step(2)
         rank = job.pid(1)
-        lines = podman.cluster.processes("n2").items()
+        lines = {pid: line for pid, line in podman.cluster.processes("n2").items() if job.name[0] in line}.items()
         chosen = {
-            "engine": engines(podman.cluster, "n2"),
+            "engine": [pid for pid, line in lines if " engine --job" in line and line.split()[0] == sys.executable],
             "agent": [pid for pid, line in lines if " serve " in line],
             "monitor": [pid for pid, line in lines if "conmon" in line.split()[0]],
             "client": [pid for pid, line in lines if line.split()[0].endswith("podman") and " run " in line],
@@ -174,7 +167,7 @@ def test_whoever_is_killed_no_rank_and_no_container_stays(podman: Podman, tmp_pa
         # Whoever lives ends the container, also without its monitor or its client.
         assert job.run("stop").returncode == 0
         assert job.wait() == 4
-        until(lambda: podman.names("n2") == [], "no container", LINGER_S)
+        until(lambda: not containers(podman, "n2", job), "no container", LINGER_S)
 
 
 def test_a_hang_is_named_with_its_line(podman: Podman, tmp_path: Path) -> None:
@@ -190,7 +183,8 @@ def test_a_hang_is_named_with_its_line(podman: Podman, tmp_path: Path) -> None:
 def test_out_of_memory_is_named(podman: Podman, tmp_path: Path) -> None:
     with job_in(podman, tmp_path / "work", EATS, max_restarts=0).start() as job:
         job.until("generation_running")
-        identity = podman.run("n2", "ps", "--quiet", "--no-trunc").split()[0]
+        (name,) = containers(podman, "n2", job)
+        identity = podman.run("n2", "inspect", "--format", "{{.Id}}", name).strip()
         limit = Path(f"/sys/fs/cgroup/memory/libpod_parent/libpod-{identity}/memory.limit_in_bytes")
         limit.write_text(str(400 << 20))
         Path(f"/proc/{job.pid(1)}/cwd/go").touch()
@@ -254,5 +248,5 @@ def test_the_check_looks_into_the_image(podman: Podman, tmp_path: Path) -> None:
     job = job_in(podman, tmp_path / "work", STEPS)
     shown = job.supervisor.run(["check", str(job.inventory), "--json"], job.work, timeout=WAIT_S)
     nodes = json.loads(shown.stdout)["nodes"]
-    places = {name: facts["torch"]["runs_in"] for name, facts in nodes.items()}
+    places = {name: facts["torch"]["place"] for name, facts in nodes.items()}
     assert places == dict.fromkeys(("n1", "n2"), f"image {podman.identity(LIGHT_IMAGE)[:12]}")

@@ -49,7 +49,7 @@ FACTS: Any = {
     "torch": {"torch": "2.13.0", "cuda": None, "nccl": None, "gpu_names": [], "python": "3.11", "gpus": 0},
     "env": {"NCCL_DEBUG": "INFO"}, "disk_free": {"/root": 10**12, "/h": None}, "shm": {"total": 10**9, "free": 10**9},
     "memlock": None, "open_files": 1024, "load": 0.5, "live_jobs": ["j"],
-    "left_over": [{"pid": 3, "mode": "serve", "job": "j"}], "code": None,
+    "left_over": [{"pid": 3, "mode": "serve", "job": "j"}], "code": None, "remarks": [["no linger", "enable it"]],
 }  # fmt: skip
 JOBS: Any = {
     "jobs": [

@@ -136,7 +136,7 @@ def facts(**changes: Any) -> Any:
         "torch": {"torch": "2.13.0+cu128", "cuda": "12.8", "nccl": "2.27.3", "gpu_names": ["NVIDIA H100"] * 8},
         "driver": "570.1", "gpu_processes": [], "env": {"NCCL_DEBUG": "WARN"}, "disk_free": {"/home/u": 10**12},
         "shm": {"total": 10**11, "free": 10**11}, "memlock": None, "open_files": 65536, "load": 1.0, "cpu_count": 64,
-        "live_jobs": [], "left_over": [], "sockets": {"kind": "", "message": ""}, "code": None,
+        "live_jobs": [], "left_over": [], "remarks": [], "sockets": {"kind": "", "message": ""}, "code": None,
         "clock_offset_ms": 0.3, "clock_error_ms": 0.4, **changes,
     }  # fmt: skip
 
