@@ -84,7 +84,7 @@ class Probe:
         `workdir`: whose Python files are hashed, None where the tree will be synced; `env`: what workers get on top;
         `address`: of this node for the others; `place`: what the inventory says about where the ranks run.
         """
-        place = Place(workdir=str(self._home.root), **args["place"])
+        place = Place(workdir=str(self._home.root), **(args.get("place") or {}))
         self._runtime = runtime_of(self._home, dataclasses.replace(place, environment=""))
         env = {**os.environ, **args["env"]}
         torch, gpu_processes, driver, sockets = await asyncio.gather(
