@@ -20,6 +20,7 @@ ANSWERS: dict[str, Any] = {
     "hello": {
         "protocol": 1, "version": "1", "hostname": "n2", "user": "u", "python": "3.11.2", "executable": "/bin/python3",
         "home": "/h", "cpu_count": 8, "disk_free": 10**12, "shm_free": None, "time_ns": 10**18, "pid": 7,
+        "platform": "Linux x86_64", "uv": False,
     },
     "jobs": {"jobs": []},
     "open": {"live": True, "node": "n2"},

@@ -43,6 +43,7 @@ Body = Callable[[HostChannel], Any]
 HELLO: Any = {
     "protocol": 1, "version": "1", "hostname": "n2", "user": "u", "python": "3.11.2", "executable": "/bin/python3",
     "home": "/h", "cpu_count": 8, "disk_free": 10**12, "shm_free": None, "time_ns": 1_700_000_000 * 10**9, "pid": 7,
+    "platform": "Linux x86_64", "uv": False,
 }  # fmt: skip
 FACTS: Any = {
     "sockets": {"kind": "", "message": "odd"}, "kernel": "6", "driver": None, "gpu_processes": None,
