@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from remote_agent.base.files import read_text
 from remote_agent.base.proc import reap, restore_open_files, start_ticks
 from remote_agent.base.streams import serve_unix
+from remote_agent.base.tasks import to_the_end
 from remote_agent.engine.processes import Leftovers, end_all_marked
 from remote_agent.wire import Answer, Args, CallFailed, Channel, ChannelClosed, Problem, WireError
 from remote_agent.wire.documents import StandbyStatus
@@ -111,6 +112,8 @@ class EngineLink:
         """Serve another job from now on: `run` greets the engine for it."""
         runtime.inherit(self.runtime)
         self.runtime = runtime
+        if self._start is not None and self._start.container is not None:
+            self._start.container.save(files.container)
         self._files, self._notice, self._hello = files, notice, hello
         self.facts = {}
         self.ready = asyncio.Event()
@@ -129,7 +132,8 @@ class EngineLink:
         try:
             return await self._call_of(start, called)
         except BaseException:
-            await self.kill()
+            # Whoever cancels a start, perhaps twice, waits for the end of what it has begun.
+            await to_the_end(self.kill())
             raise
         finally:
             server.close()
@@ -273,7 +277,8 @@ class EngineLink:
                 with contextlib.suppress(AttributeError, OSError):
                     pidfds.append(os.pidfd_open(pid))
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(pid, signal.SIGKILL)
+                    # Behind a prefix that has started it, an engine leads no group.
+                    (os.kill if pid in own else os.killpg)(pid, signal.SIGKILL)
         try:
             await asyncio.wait_for(_all_dead(self._process, pidfds), DEAD_S)
         except asyncio.TimeoutError:
@@ -304,7 +309,7 @@ class EngineLink:
             self.facts["place"] = self.runtime.digest
             if self._own is not None and self.facts["pid"] != self._own[0]:
                 self.problem = f"{NO_PIDS}: {PIDS_HINT}"
-        except CallFailed as failed:
+        except (CallFailed, Problem) as failed:
             self.problem = failed.message
         except asyncio.TimeoutError:
             self.problem = f"torch was not imported within {IMPORT_TIMEOUT_S:.0f} s"

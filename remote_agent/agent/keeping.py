@@ -188,7 +188,7 @@ async def hand_over(engine: EngineLink, files: JobFiles, order: NextJob) -> bool
     os.close(log_file)
     try:
         await engine.call("next", {"env": engine.variables(order.env), "log": str(files.log)}, CALL_S)
-    except (CallFailed, WireError, asyncio.TimeoutError) as error:
+    except (Problem, WireError, asyncio.TimeoutError) as error:
         log.warning("the engine of the last job cannot be used: %s", str(error) or "no answer in time")
         await engine.close()
         return False

@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 # An engine that keeps dying is given up; one that dies now and then is replaced, however long the job runs.
 ENGINE_DEATHS = 3
 ENGINE_WINDOW_S = 600.0
+START_AGAIN_S = 3.0
 # This is shorter than the coordinator's margin: an engine that does not stop its workers is killed before that ends.
 STOP_MARGIN_S = 30.0
 # Even without a grace period, workers that hold a GPU may take seconds to die.
@@ -114,6 +115,7 @@ class LocalWorkers:
     async def keep_engine(self) -> None:
         """Keep an engine running; after it died, this node joins again, without workers."""
         deaths: list[float] = []
+        was_up = False
         while True:
             greeting = self._tasks.spawn(self._greet(), "greet")
             how = await self.engine.run()
@@ -141,9 +143,13 @@ class LocalWorkers:
             if len(deaths) >= ENGINE_DEATHS:
                 minutes = ENGINE_WINDOW_S / 60
                 self.engine.give_up(f"its engine died {len(deaths)} times in {minutes:.0f} minutes, last: {how}")
-            if len(deaths) >= ENGINE_DEATHS or not (self.engine.facts or self.engine.has_served):
+            was_up = was_up or bool(self.engine.facts)
+            if len(deaths) >= ENGINE_DEATHS or not (was_up or self.engine.has_served):
                 self._node.report("unfit", {"reason": self.engine.problem})
                 return
+            if not self.engine.facts and not self.engine.has_served:
+                # What starts containers may be starting again itself.
+                await asyncio.sleep(START_AGAIN_S * len(deaths))
             self.engine = self._make_engine(self._on_engine)
             await self._node.link.rejoin()
 

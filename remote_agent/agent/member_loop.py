@@ -172,7 +172,7 @@ class MemberLoop:
             return []
         try:
             # A work tree counts once there is what its ranks need.
-            trees = [digest for digest in self._context.tree.digests if self._context.runtime.name(digest) is not None]
+            trees = [digest for digest in self._context.tree.digests if self._context.runtime.has(digest)]
             facts = {"versions": engine.versions, "trees": trees}
             return [{"op": "ready", "args": {"nproc": self.workers.nproc(), **facts}}]
         except Problem as problem:

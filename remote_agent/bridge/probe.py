@@ -29,7 +29,7 @@ from remote_agent.base.ports import NoFreePort, listening
 from remote_agent.base.proc import last_line, run_program, stat_fields
 from remote_agent.engine import installed
 from remote_agent.runtime import containers
-from remote_agent.runtime.runtime import Place, Runtime, runtime_of
+from remote_agent.runtime.runtime import Place, Runtime, Start, runtime_of
 from remote_agent.vitals import netif
 from remote_agent.wire import JOB_NAME, Args, Problem
 from remote_agent.wire.answers import AllReduce
@@ -68,6 +68,8 @@ class Probe:
         self._child: asyncio.subprocess.Process | None = None
         self._runtime = Runtime(home, Place(str(home.root)))
         """Where ranks would run."""
+        self._start: Start | None = None
+        """How the newest rank of a collective was started."""
 
     def close(self) -> None:
         """Stop listening, and kill a collective that still runs."""
@@ -175,10 +177,10 @@ class Probe:
             # The child belongs to a group that was never complete.
             await self._last_words()
         sockets = await self._sockets(str(args["address"]), os.environ)
-        start = await self._runtime.start("probe", "collective", json.dumps(args))
+        self._start = start = await self._runtime.start("probe", "collective", json.dumps(args), more=sockets.variables)
         self._child = await asyncio.create_subprocess_exec(
             *start.command,
-            env={**start.variables, **sockets.variables},
+            env=start.variables,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -214,6 +216,9 @@ class Probe:
             _, err = await asyncio.wait_for(child.communicate(), SHUTDOWN_S)
         except asyncio.TimeoutError:
             return "it did not end after SIGKILL, or a process that it started still holds its output open"
+        finally:
+            if self._start is not None:
+                await self._runtime.end(self._start)
         return last_line(err.decode(errors="replace")) or "it printed nothing"
 
 

@@ -12,13 +12,13 @@ import dataclasses
 import getpass
 import json
 import os
-import resource
 import secrets
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from remote_agent.base.proc import children, last_line, reap, run_program
+from remote_agent.base.files import read_json
+from remote_agent.base.proc import USER_OPEN_FILES, children, last_line, reap, run_program
 from remote_agent.text.controls import escape_controls
 from remote_agent.wire import Problem
 
@@ -79,7 +79,7 @@ class Container:
         for space in ("network", "ipc", "pid", "uts"):
             words += [f"--{space}", "host"]
         words += ["--cap-add", "SYS_PTRACE", "--security-opt", "label=disable", "--pids-limit", "-1"]
-        words += [*self._user(is_rootless), *self._limits(), *self._devices(), "--workdir", workdir]
+        words += [*self._user(is_rootless), *self._limits(is_rootless), *self._devices(), "--workdir", workdir]
         for mount in mounts:
             source, _, mode = mount.partition(":")
             words += ["--volume", f"{source}:{source}{f':{mode}' if mode else ''}"]
@@ -94,11 +94,12 @@ class Container:
         # In a rootless docker, root is this user.
         return [] if is_rootless else ["--user", f"{uid}:{gid}"]
 
-    def _limits(self) -> list[str]:
-        if self.is_podman and os.getuid():
+    def _limits(self, is_rootless: bool) -> list[str]:
+        if is_rootless:
             # Without root no limit can be raised.
-            return ["--ulimit", "host"]
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            return ["--ulimit", "host"] if self.is_podman else []
+        # Those of the user: this process has raised its own.
+        soft, hard = USER_OPEN_FILES
         return ["--ulimit", f"nofile={soft}:{hard}", "--ulimit", "memlock=-1:-1"]
 
     def _devices(self) -> list[str]:
@@ -114,6 +115,12 @@ class Container:
     def save(self, path: Path) -> None:
         """Note which container belongs to a job; raises OSError."""
         path.write_text(json.dumps({"tool": self.tool, "name": self.name}), encoding="utf-8")
+
+
+def saved(path: Path) -> list[str]:
+    """Return the name of the container that was noted in a file, if one was."""
+    name = read_json(path).get("name")
+    return [name] if isinstance(name, str) else []
 
 
 async def remove(tool: str, name: str) -> str:

@@ -47,6 +47,7 @@ FORMAT = 1
 DIGEST_LENGTH = 32
 LOCK_POLL_S = 0.2
 ORPHANS_S = 5.0
+ENDED_POLL_S = 0.02
 INTERPRETER_S = 30.0
 # Large packages are downloaded and compiled without a word for many minutes.
 SILENCE_S = 30 * 60.0
@@ -485,11 +486,22 @@ def _failure(tool: str, code: int, output: _Output) -> Problem:
 
 
 def _end_marked(place: Path, *, orphans_only: bool) -> None:
-    """Kill processes of builds of an environment, or below a directory: all of them, or those whose agent is gone."""
-    for name in os.listdir("/proc"):
-        if name.isdecimal() and _is_marked(int(name), os.fsencode(place), orphans_only):
+    """End processes of builds of an environment, or below a directory: all of them, or those whose agent is gone."""
+    end = time.monotonic() + KILL_S
+    while pids := _marked(os.fsencode(place), orphans_only):
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(int(name), signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
+        # They write files until they are gone, and may have started others meanwhile.
+        if time.monotonic() > end:
+            return
+        time.sleep(ENDED_POLL_S)
+
+
+def _marked(place: bytes, orphans_only: bool) -> list[int]:
+    return [
+        int(name) for name in os.listdir("/proc") if name.isdecimal() and _is_marked(int(name), place, orphans_only)
+    ]
 
 
 def _is_marked(pid: int, place: bytes, orphans_only: bool) -> bool:

@@ -101,6 +101,14 @@ class Runtime:
         """
         return ""
 
+    def has(self, version: str) -> bool:
+        """Return whether it is made for a kept version of the work tree, from which it may be impossible to make."""
+        try:
+            return self.name(version) is not None
+        except Problem as problem:
+            log.info("work tree %s: %s", version[:8], problem.message)
+            return False
+
     async def make(self, version: str = "") -> str:
         """Make it, unless it is there; returns its name. Raises Problem."""
         version = self._in_place(version)
@@ -138,9 +146,9 @@ class Runtime:
             one.cancel()
         await asyncio.gather(*doing, return_exceptions=True)
 
-    async def start(self, *words: str) -> Start:
-        """Return how one of our modes is started there, once it is made; raises Problem."""
-        return Start(own_command(*words), dict(os.environ))
+    async def start(self, *words: str, more: Mapping[str, str] | None = None) -> Start:
+        """Return how one of our modes is started there, once it is made; `more`: variables. Raises Problem."""
+        return Start(own_command(*words), {**os.environ, **(more or {})})
 
     def variables(self, login: Mapping[str, str]) -> dict[str, str] | None:
         """Return what a process there has of the variables of another login; None: its own stay."""
@@ -191,19 +199,25 @@ class InEnvironment(Runtime):
         made = self._all.look(self._wanted(version))
         if made is None:
             made = await self._all.ensure(self._wanted(version), say)
+            self._note_use(made)
             say("loading torch for the first time")
             # What a first import compiles and reads is there when ranks wait for it. They report if it fails.
             with contextlib.suppress(OSError, asyncio.TimeoutError):
                 await run_program([str(made.python), "-c", "import torch"], FIRST_S)
-        if self._job is not None:
-            _note_use(self._job, made.digest)
+        self._note_use(made)
         return made.digest
 
-    async def start(self, *words: str) -> Start:
+    def _note_use(self, made: Environment) -> None:
+        """Note that the job uses an environment, which stays as long as the job's files do."""
+        if self._job is not None and made.digest not in used_by(self._job):
+            with open(self._job.uses, "a", encoding="ascii") as file:
+                file.write(f"{made.digest}\n")
+
+    async def start(self, *words: str, more: Mapping[str, str] | None = None) -> Start:
         made = self._now()
         if made is None:
             raise Problem("environment", "the environment of this work tree is not built here", "supervisor restart")
-        return Start(own_command(*words, python=str(made.python)), made.variables(os.environ))
+        return Start(own_command(*words, python=str(made.python)), {**made.variables(os.environ), **(more or {})})
 
     def variables(self, login: Mapping[str, str]) -> dict[str, str] | None:
         made = self._now()
@@ -219,13 +233,6 @@ class InEnvironment(Runtime):
         return self._all.look(self._wanted(""))
 
 
-def _note_use(job: JobFiles, digest: str) -> None:
-    """Note that a job uses an environment, which stays as long as the job's files do."""
-    if digest not in used_by(job):
-        with open(job.uses, "a", encoding="ascii") as file:
-            file.write(f"{digest}\n")
-
-
 def used_by(job: JobFiles) -> list[str]:
     """Return the digests of the environments that a job has used here."""
     try:
@@ -237,10 +244,10 @@ def used_by(job: JobFiles) -> list[str]:
 class Behind(Runtime):
     """Behind a prefix of the user's, such as `apptainer exec --nv train.sif`."""
 
-    async def start(self, *words: str) -> Start:
+    async def start(self, *words: str, more: Mapping[str, str] | None = None) -> Start:
         prefix = shlex.split(self._place.wrap)
         command = own_command(*words, python=self._place.python or PYTHON)
-        return Start([*prefix, *command], dict(os.environ), is_apart=True)
+        return Start([*prefix, *command], {**os.environ, **(more or {})}, is_apart=True)
 
     def variables(self, login: Mapping[str, str]) -> dict[str, str] | None:
         # The prefix has made its own of them.
@@ -271,16 +278,16 @@ class InContainer(Behind):
             raise Problem("container", f"{image} was pulled, and is not there", "")
         return ""
 
-    async def start(self, *words: str) -> Start:
+    async def start(self, *words: str, more: Mapping[str, str] | None = None) -> Start:
         await self.make()
         tool, place = self._tool, self._place
         job = self._job
         container = Container.new(tool, self._image, job.root if job is not None else self._home.root)
         if job is not None:
-            for name in await containers.left_of(tool, job.root):
+            for name in {*await containers.left_of(tool, job.root), *containers.saved(job.container)}:
                 await containers.remove(tool, name)
             container.save(job.container)
-        variables = self._variables()
+        variables = {**self._variables(), **(more or {})}
         prefix = container.prefix(self._mounts(), place.workdir, sorted(variables), await containers.is_rootless(tool))
         python, *command = own_command(*words, python=place.python or PYTHON)
         whole = [*prefix, "--entrypoint", python, self._image, *command]

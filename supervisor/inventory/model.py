@@ -467,7 +467,7 @@ EXAMPLES = {
     "hang_after": "30.0", "hang_restart": "600.0", "metrics_port": "9400", "standby": '"auto"',
     "keep_warm": '"10m"', "log_bound": '"2G"', "snapshots": '["snapshot.pt", "checkpoints/**"]',
     "snapshots_limit": '"50G"', "environment": '"uv.lock"', "extras": '["cu128"]',
-    "container": '"pytorch/pytorch:2.9.0-cuda12.8-cudnn9-runtime"', "mounts": '["/data", "/scratch:ro"]',
+    "container": '"docker.io/pytorch/pytorch:2.9.0-cuda12.8-cudnn9-runtime"', "mounts": '["/data", "/scratch:ro"]',
     "wrap": '"apptainer exec --nv train.sif"', "user": '"ubuntu"', "port": "22", "identity_file": '"~/.ssh/id_ed25519"',
     "known_hosts": '"~/.ssh/known_hosts"', "python": '"python3"', "prelude": '"module load cuda"',
     "proxy_jump": '"login.example.org"', "via": '"openssh"', "name": '"gpu1"', "ssh": '"gpu1.example.org"',

@@ -189,7 +189,7 @@ async def lend_uv(node: NodeLink, progress: Callable[[str], None]) -> None:
     here = os.uname()
     if found is None or node.hello["uv"] or node.hello["platform"] != f"{here.sysname} {here.machine}":
         return
-    tree = await asyncio.to_thread(_tool, Path(found).resolve())
+    tree = await asyncio.to_thread(_tool, Path(found))
     if tree is not None:
         await push_tree(node, tree, lambda text: progress(f"copying uv: {text}"))
 
@@ -201,7 +201,7 @@ def _tool(path: Path) -> Tree | None:
     if not content.startswith(ELF):
         return None
     digest = hashlib.sha256(content).hexdigest()
-    file = TreeFile(path.name, 0o700, len(content), digest, 0)
+    file = TreeFile("uv", 0o700, len(content), digest, 0)
     return Tree(f"uv.{digest[:16]}", path.parent, (file,), (), ())
 
 

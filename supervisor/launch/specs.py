@@ -275,6 +275,8 @@ def tree_for(inventory: Inventory, spec: JobSpec, stop: threading.Event | None =
     sent = {file.path for file in tree.files}
     for what, name in needed.items():
         here = job.workdir / name
+        if what == "environment" and name and not here.is_file():
+            raise UsageError(f"environment {name} is not in the work tree {job.workdir}", "restore the file")
         if name and name not in sent and here.is_file() and not here.is_symlink():
             raise UsageError(
                 f"{what} {name} is excluded from the work tree {job.workdir} by `exclude` or a .gitignore",

@@ -213,7 +213,9 @@ def no_uv(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _runs(environment: Environment, code: str) -> str:
     variables = environment.variables({**os.environ, "PYTHONHOME": "/nowhere"})
-    done = subprocess.run([environment.python, "-c", code], env=variables, capture_output=True, text=True, check=True)
+    # The tree stays as it is: no bytecode.
+    command = [str(environment.python), "-B", "-c", code]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
     return done.stdout.strip()
 
 
