@@ -34,6 +34,12 @@ def start_ticks(pid: int) -> int | None:
     return int(fields[19]) if fields else None
 
 
+def runs(pid: int, started: int) -> bool:
+    """Return whether the process that started then still runs: one that has ended keeps its pid until it is reaped."""
+    fields = stat_fields(pid)
+    return bool(fields) and fields[0] not in "ZX" and int(fields[19]) == started
+
+
 def children() -> set[int]:
     """Return the pids of this process's children, including dead ones that are not reaped."""
     pids: set[int] = set()

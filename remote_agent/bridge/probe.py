@@ -30,6 +30,7 @@ from remote_agent.base.proc import last_line, run_program, stat_fields
 from remote_agent.engine import installed
 from remote_agent.runtime import containers
 from remote_agent.runtime.runtime import Place, Runtime, Start, runtime_of
+from remote_agent.text.names import SECRET_NAME
 from remote_agent.vitals import netif
 from remote_agent.wire import JOB_NAME, Args, Problem
 from remote_agent.wire.answers import AllReduce
@@ -51,7 +52,6 @@ COMPARED = re.compile(
     r"(NCCL|TORCH|TORCHELASTIC|PYTORCH|CUDA|GLOO|OMP|MKL|UCX|FI|HSA|ROCR|HIP)_\w+"
     r"|PYTHONPATH|PYTHONHOME|PYTHON_EXEC|LD_LIBRARY_PATH|LD_PRELOAD|MASTER_ADDR|MASTER_PORT|VIRTUAL_ENV|CONDA_PREFIX"
 )
-SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
 SECRET_VALUE = re.compile(r"://[^/\s]*:[^/\s]*@|(key|token|secret|passw\w*)=", re.IGNORECASE)
 OWN_PROCESS = re.compile(r"(remote_agent|\.pyz)\0(?P<mode>serve|engine)\0(.*\0)?--job\0(?P<job>[^\0]+)", re.DOTALL)
 
@@ -88,7 +88,8 @@ class Probe:
         """
         place = Place(workdir=str(self._home.root), **(args.get("place") or {}))
         self._runtime = runtime_of(self._home, dataclasses.replace(place, environment=""))
-        env = {**os.environ, **args["env"]}
+        # A container has none of the login's.
+        env = {**({} if place.container else os.environ), **args["env"]}
         torch, gpu_processes, driver, sockets = await asyncio.gather(
             self._torch(place),
             _nvidia("--query-compute-apps=pid,process_name,used_memory"),
@@ -224,7 +225,7 @@ class Probe:
 
 def is_compared(name: str, value: str) -> bool:
     """Return whether a variable is compared between nodes; what may hold a secret never is."""
-    return COMPARED.fullmatch(name) is not None and not SECRET.search(name) and not SECRET_VALUE.search(value)
+    return COMPARED.fullmatch(name) is not None and not SECRET_NAME.search(name) and not SECRET_VALUE.search(value)
 
 
 def code_of(workdir: Path) -> str:

@@ -19,14 +19,12 @@ from pathlib import Path
 
 from remote_agent.base.files import read_json
 from remote_agent.base.proc import USER_OPEN_FILES, children, last_line, reap, run_program
-from remote_agent.text.controls import escape_controls
+from remote_agent.runtime import tools
 from remote_agent.wire import Problem
 
 TOOLS = ("podman", "docker")
 # An engine that answers at all answers within this time, also on a node that swaps.
 TOOL_S = 60.0
-# An image may have 20 GB; a pull that prints nothing for this long hangs.
-SILENT_S = 1800.0
 TRIES = 3
 LABEL = "supervisor.job"
 HINT = "install podman or docker there, or use `wrap` for another one"
@@ -226,29 +224,10 @@ async def _has_nvidia(tool: str) -> bool:
 
 
 async def pull(tool: str, image: str, say: Callable[[str], None]) -> None:
-    """Fetch an image, and pass on what the tool prints; raises Problem."""
-    process = await asyncio.create_subprocess_exec(
-        *(tool, "pull", image),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    last = ""
+    """Fetch an image, and pass on what the tool says; raises Problem."""
+    name = os.path.basename(tool)
     try:
-        while line := await asyncio.wait_for(process.stdout.readline(), SILENT_S):
-            text = escape_controls(line.decode(errors="replace").strip())
-            last = text or last
-            if text:
-                say(f"pulling {image}: {text}")
-        status = await asyncio.wait_for(process.wait(), TOOL_S)
-    except asyncio.TimeoutError as late:
-        raise Problem("container", f"pulling {image} made no progress for {SILENT_S / 60:.0f} minutes") from late
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if status:
-        hint = "is it named completely (registry/name:tag), and may this user pull it? Try there: " + f"{tool} pull"
-        raise Problem("container", f"{image} cannot be pulled: {last}", f"{hint} {image}")
+        await tools.run([tool, "pull", image], say)
+    except (tools.Failed, OSError) as error:
+        hint = f"is it named completely (registry/name:tag), and may this user pull it? Try there: {name} pull {image}"
+        raise Problem("container", f"{image} cannot be pulled: {name} {error}", hint) from error

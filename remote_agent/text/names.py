@@ -13,6 +13,9 @@ GENERATION_FOLDER, RANK_FOLDER = re.compile(rf"{_GENERATION}\Z"), re.compile(rf"
 # The path of a log in a job's directory ends like this.
 RANK_LOG = re.compile(rf"{_GENERATION}/{_RANK}/(stdout|stderr|nccl)\.log\Z")
 
+# Variables of such a name may hold a secret: their values are never shown.
+SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
+
 
 def read_number(digits: str) -> int:
     """Return the number that digits in a text stand for, of its first 18 where it has more: no program prints those."""

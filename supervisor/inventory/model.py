@@ -31,7 +31,7 @@ NPROC_WORDS = ("auto", "gpu", "cpu", "xpu")
 # Devices of other vendors, by their names in torch (its privateuse1 backend).
 OTHER_DEVICES = ("npu", "hpu", "mlu", "musa", "gcu", "privateuseone")
 AGENT_PYTHON = "python3"
-LOCKS = ("uv.lock", "pylock.toml", "requirements.txt")
+UV_LOCK = "uv.lock"
 OCCASIONS = ("failure", "hang", "recovery", "end")
 CHATS = ("slack", "discord", "mattermost")
 LOG_BOUND_LEAST = 16 * 1024 * 1024
@@ -305,9 +305,9 @@ def lock_file(place: Place, key: str, value: object) -> str:
     """Check for the path of a lock file in the work tree."""
     path = os.path.normpath(line(place, key, value))
     if path.startswith(("/", "../")):
-        raise place.wrong(key, f"{path} is not in the work tree", f'write {key} = "{LOCKS[0]}"')
+        raise place.wrong(key, f"{path} is not in the work tree", f'write {key} = "{UV_LOCK}"')
     name = os.path.basename(path)
-    if not (name == LOCKS[0] or re.fullmatch(r"pylock(\.[^.]+)?\.toml", name) or name.endswith(".txt")):
+    if not (name == UV_LOCK or re.fullmatch(r"pylock(\.[^.]+)?\.toml", name) or name.endswith(".txt")):
         raise place.wrong(key, f"{path} is not uv.lock, pylock.toml or a file of requirements (*.txt)")
     return path
 

@@ -366,7 +366,12 @@ async def test_the_lease_is_kept_whatever_fails(tmp_path: Path, caplog: pytest.L
             assert not keeping.done()
 
 
-async def test_an_engine_of_an_earlier_job_that_ends_is_replaced(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("was", "makes"), [("of an earlier job", 2), ("up for this job", local_workers.ENGINE_DEATHS)])
+async def test_an_engine_that_worked_and_ends_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, was: str, makes: int
+) -> None:
+    """Docker that restarts ends all containers, and starts none for some seconds."""
+
     class Ended(EngineLink):
         async def run(self) -> str:
             return self._over("exit code -9")
@@ -374,6 +379,7 @@ async def test_an_engine_of_an_earlier_job_that_ends_is_replaced(tmp_path: Path)
     async def hear(_op: str, _args: Any) -> None:
         """It says nothing."""
 
+    monkeypatch.setattr(local_workers, "START_AGAIN_S", 0.0)
     async with agents(tmp_path, "n1") as (agent,):
         files, made = agent.context.files, [0]
 
@@ -382,9 +388,12 @@ async def test_an_engine_of_an_earlier_job_that_ends_is_replaced(tmp_path: Path)
             return Ended(files, hear, {}, agent.context.runtime)
 
         member = MemberLoop(agent.context, make_engine)
-        member.workers.engine.turn_to(files, hear, {}, agent.context.runtime)
+        if was == "of an earlier job":
+            member.workers.engine.turn_to(files, hear, {}, agent.context.runtime)
+        else:
+            member.workers.engine.facts = {"torch": "2.13.0"}
         await asyncio.wait_for(member.workers.keep_engine(), WAIT_S)
-        assert made == [2], "the node was called unfit, although its installation works"
+        assert made == [makes], "the node was called unfit, although its installation works"
         await member.close()
 
 

@@ -177,6 +177,11 @@ def said(job: Job, generation: int) -> list[list[str]]:
     return [text.splitlines()[0].split(" | ") for text in texts]
 
 
+def steps(job: Job, generation: int) -> int:
+    """Return the last step that rank 0 of a generation has made."""
+    return int(re.findall(r"step=(\d+)", (job.files(generation, 0) / "stdout.log").read_text())[-1])
+
+
 def hangs(site: Site, host: str) -> bool:
     return "sleep 300" in site.cluster.processes(host).values()
 
@@ -226,10 +231,10 @@ def test_code_another_lock_and_the_way_back(site: Site) -> None:
         site.write("later", word="three")
         slow = site.work / "backend.py"
         slow.write_text(slow.read_text().replace("def build(", "time.sleep(3)\n\ndef build(", 1))
-        began = time.monotonic()
+        made = steps(job, 1)
         done = job.run("restart", "--sync")
         assert done.returncode == 0, done.stderr.decode()
-        assert time.monotonic() - began > 3.0
+        assert steps(job, 1) > made + 20, "a step takes 0.1 s, and the build more than three"
         (running,) = [event for event in job.journal() if event["type"] == "generation_running"][2:]
         stopped = [event for event in job.journal() if event["type"] == "generation_stopped"]
         assert len(stopped) == 2, running
@@ -264,9 +269,13 @@ def test_a_lock_that_cannot_be_built_costs_no_step(site: Site) -> None:
         assert refused.returncode == 1, errors
         assert re.search(r"n1: .*later", errors), errors
         assert re.search(r"n2: .*later", errors), errors
-        made = int(re.findall(r"step=(\d+)", (job.files(0, 0) / "stdout.log").read_text())[-1])
-        job.until_step(made + 3)
+        job.until_step(steps(job, 0) + 3)
         assert [e["generation"] for e in job.journal() if e["type"] == "generation_running"] == [0]
+        # What belongs to the lock is missing: no node is left out for that, either.
+        project = (site.work / "pyproject.toml").rename(site.work.parent / "aside")
+        assert job.run("restart", "--sync").returncode == 1
+        assert [node["state"] for node in job.ask("status")["nodes"]] == ["running", "running"]
+        project.rename(site.work / "pyproject.toml")
         # The same files, once the index has the package.
         (site.wheels / "gone").rename(site.wheels / "later-1.0-py3-none-any.whl")
         assert job.run("restart", "--sync").returncode == 0
@@ -276,15 +285,9 @@ def test_a_lock_that_cannot_be_built_costs_no_step(site: Site) -> None:
 
 
 @pytest.mark.parametrize("enough", [1, 2])
-def test_one_node_cannot_build(site: Site, tmp_path: Path, enough: int) -> None:
+def test_one_node_cannot_build(site: Site, enough: int) -> None:
     site.write()
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    for file in site.wheels.glob("[lt]*"):
-        (empty / file.name).symlink_to(file)
-    gone = "export UV_FIND_LINKS=" + str(empty)
-    # The lock names the files of the index; the node's own copy of that folder is not what it was.
-    hosts: dict[str, dict[str, object]] = {"n2": {"prelude": site.prelude(gone, "export TEST_FAILS=1")}}
+    hosts: dict[str, dict[str, object]] = {"n2": {"prelude": site.prelude("export TEST_FAILS=1")}}
     with site.job(hosts=hosts, min_nodes=enough).start() as job:
         if enough == 1:
             job.until_step(2)
@@ -293,7 +296,7 @@ def test_one_node_cannot_build(site: Site, tmp_path: Path, enough: int) -> None:
             assert job.wait() == 3
         assert re.search(r"n2.*build.*no compiler xyz", job.errors()), job.errors()
         assert not re.search(r"n1: build: .*no compiler", job.errors())
-        assert [path.suffix for path in map(Path, site.environments("n2"))] == []
+        assert site.environments("n2") == []
 
 
 @pytest.mark.parametrize("who", ["agent", "uv"])
