@@ -1,17 +1,14 @@
 """Which other rank the text of an exception calls the one at fault.
 
-In: the text, the rank that raised it. Out: `named`, `peer` or `awaited` of its finding.
+In: the text, the rank that raised it. Out: `says` and `others` of its claim.
 """
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
+from remote_agent.diagnose.claims import AWAITED, DIFFER, FAILED
 from remote_agent.text.names import read_number
-
-if TYPE_CHECKING:
-    from remote_agent.diagnose.signatures.signature import NamedRanks
 
 _RANK = re.compile(r"\b[Rr]ank(?:[ :=#]{0,2}|\()(\d{1,6})\b(?!\s*(?:[-/.]\s*)?\d)")
 # This matches a list of ranks: "missing ranks: [2, 3]".
@@ -32,30 +29,30 @@ _WAITED = re.compile(
 _NEAR = 48
 
 
-def accused(text: str, rank: int | None) -> NamedRanks:
-    """Return the only other rank that a text names, as `named` where it failed itself, as `peer` where the two differ.
+def accused(text: str, rank: int | None) -> tuple[str, tuple[int, ...]]:
+    """Return what a text says of the only other rank that it names: FAILED, DIFFER or AWAITED, and the rank.
 
-    Several are accused only in a list. One for which it waited is `awaited`; one that is only mentioned is not accused.
+    Several are accused only in a list; one that is only mentioned is not accused.
     """
     listed = _LIST.search(text)
     if listed is not None and rank is not None:
         near = f"{text[: listed.start()][-_NEAR:]} {text[listed.end() :][:_NEAR]}"
         ranks = tuple(map(read_number, listed["ranks"].split(",")))
         if re.search(rf"\b(?:{_STATES}|did not|didn't|never)\b", near) and rank not in ranks:
-            return {"named": ranks, "peer": None}
+            return FAILED, ranks
     others = {read_number(match[1]): match for match in _RANK.finditer(text) if read_number(match[1]) != rank}
     if len(others) != 1 or rank is None:
-        return {}
+        return "", ()
     ((other, match),) = others.items()
     before = re.split(r"[.;\n,](?:\s|$)", text[: match.start()])[-1]
     after = re.split(r"[.;\n,](?:\s|$)", text[match.end() :])[0][:_NEAR]
     around = f"{before[-_NEAR:]} {after}"
     if re.search(rf"\b(?:{_DIFFERS})\b", around):
-        return {"named": (), "peer": other}
+        return DIFFER, (other,)
     of_it = re.search(rf"\b(?:{_FAILS})\b.{{0,24}}\b(?:from|of|on|in|by)(?: \w+)? $", before)
     it_failed = re.match(rf"['\")\]]?(?:'s [\w ]{{1,30}})? ?(?:\([^)]*\) )?(?:\w+ ){{0,2}}(?:{_FAILS})\b", after)
     if _WAITED.search(before):
-        return {"awaited": other}
+        return AWAITED, (other,)
     if not (of_it or it_failed):
-        return {}
-    return {"named": (other,), "peer": None}
+        return "", ()
+    return FAILED, (other,)

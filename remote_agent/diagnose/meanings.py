@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from remote_agent.diagnose.signatures import SIGNATURES, Signature
 from remote_agent.diagnose.signatures.distributed import CLASSES
-from remote_agent.diagnose.signatures.signature import GENERIC, NEUTRAL, PRIMARY, SECONDARY, WRONG_SIZE
+from remote_agent.diagnose.signatures.signature import WRONG_SIZE
 
 if TYPE_CHECKING:
     from remote_agent.diagnose.tracebacks import Trace
@@ -34,7 +34,6 @@ _FROM_OTHERS = re.compile("_tensor_to_object|all_gather|broadcast_object")
 _MEETING = re.compile("process_group|new_group|barrier|rendezvous|init_device_mesh")
 # These packages belong to Python itself; 3.9 does not list them.
 _OF_PYTHON: frozenset[str] = getattr(sys, "stdlib_module_names", frozenset())
-_ROLE_ORDER = {PRIMARY: 0, GENERIC: 1, SECONDARY: 2, NEUTRAL: 3}
 
 
 def meaning_of(trace: Trace) -> Signature | None:
@@ -43,7 +42,7 @@ def meaning_of(trace: Trace) -> Signature | None:
     between = _is_between_ranks(trace)
     foreign = _is_foreign(trace.type) and _QUOTES_SYSTEM.search(trace.message) is None
     excluded = {*(() if between else BETWEEN_RANKS), *(_OF_SYSTEM if foreign else ())}
-    match = best_match(text, [each for each in SIGNATURES if each.role != GENERIC and each.category not in excluded])
+    match = best_match(text, [each for each in SIGNATURES if not each.weak and each.category not in excluded])
     if match is None:
         return next((each for each in CLASSES if each.regex.search(trace.type)), None)
     meaning = match[0]
@@ -85,7 +84,7 @@ def _is_foreign(name: str) -> bool:
 def best_match(
     text: str, signatures: Sequence[Signature] = (), counts: Callable[[Signature, int], bool] = lambda *_: True
 ) -> tuple[Signature, re.Match[str]] | None:
-    """Return the match of the weightiest role in the first line that has one, there of the first signature.
+    """Return the match of the weightiest kind in the first line that has one, there of the first signature.
 
     Only places that count for a signature are considered.
     """
@@ -94,6 +93,4 @@ def best_match(
         for each in signatures or SIGNATURES
         for match in itertools.islice((one for one in each.regex.finditer(text) if counts(each, one.start())), 1)
     ]
-    return min(
-        matches, key=lambda each: (_ROLE_ORDER[each[0].role], text.rfind("\n", 0, each[1].start())), default=None
-    )
+    return min(matches, key=lambda each: (each[0].order, text.rfind("\n", 0, each[1].start())), default=None)

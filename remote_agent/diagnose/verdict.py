@@ -14,21 +14,25 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from remote_agent.diagnose.evidence import JobContext, RankEvidence, name_nodes
-from remote_agent.diagnose.exits import signal_name
-from remote_agent.diagnose.findings import (
-    FINE,
+from remote_agent.diagnose.claims import (
+    AWAITED,
+    DIFFER,
+    DONE,
+    ENDED,
+    FAILED,
+    OF_OTHERS,
     STOPPED,
-    UNEXPLAINED,
-    Finding,
+    Claim,
     in_order,
     is_likely_first,
-    read_ranks,
 )
+from remote_agent.diagnose.evidence import JobContext, RankEvidence, name_nodes
+from remote_agent.diagnose.exits import signal_name
 from remote_agent.diagnose.hang.watchdogs import find_mismatch, find_missing
 from remote_agent.diagnose.incidents import EvidenceLine, Incident, Victims
 from remote_agent.diagnose.signatures import CATEGORIES
-from remote_agent.diagnose.signatures.signature import CHILD_FAILED, DIED, PRIMARY, SECONDARY, WRONG_SIZE
+from remote_agent.diagnose.signatures.signature import CHILD_FAILED, DIED, WRONG_SIZE
+from remote_agent.diagnose.testimony import read_ranks
 from remote_agent.diagnose.tracebacks import Trace, last_background_failure
 from remote_agent.text.names import name_ranks, read_number
 from remote_agent.text.shapes import clip, fingerprint, lines_of, shape
@@ -42,7 +46,7 @@ _WINDOW_NS = 60_000_000_000
 # A GPU error spreads to other ranks: only ranks that fail at the same moment share the cause.
 _WINDOWS_NS = {"cuda_error": 200_000_000}
 # Exits without a reason have the same cause only within this time.
-_UNEXPLAINED_WINDOW_NS = 10_000_000_000
+_ENDED_WINDOW_NS = 10_000_000_000
 # No rank is to blame for these.
 _OUTSIDE = ("rendezvous_timeout", "port_in_use", "nccl_network", "node_lost")
 # This fails alike on each rank that gets as far, so one rank alone says nothing of ranks that were stopped first.
@@ -62,56 +66,56 @@ _PEER_CLOSED = re.compile(
 
 
 class _Cause(NamedTuple):
-    """The findings that together are the cause, and how certain that is."""
+    """The claims that together are the cause, and how certain that is."""
 
     category: str
     headline: str
     hint: str
     scope: str
     confidence: str = "supported"
-    findings: Sequence[Finding] = ()
+    claims: Sequence[Claim] = ()
     ranks: Sequence[int] = ()
     node: str | None = None
     missing: MissingRanks | None = None
     t_ns: int | None = None
-    """The time when it happened, where no finding shows it."""
+    """The time when it happened, where no claim shows it."""
     at_least: bool = False
     """Ranks that supervisor stopped may have been about to fail alike."""
 
 
 def verdict(evidence: Sequence[RankEvidence], context: JobContext) -> Incident:
     """Return the incident that this evidence shows."""
-    findings = in_order(read_ranks(evidence, context.host_notes))
-    lost = _lost_first(evidence, findings)
+    claims = in_order(read_ranks(evidence, context.host_notes))
+    lost = _lost_first(evidence, claims)
     cause = (
-        _node_lost(findings, context)
-        or _loopback(findings, context)
-        or _own_failure(findings, context, lost)
-        or _mismatch(evidence, findings, context)
-        or _missing_rank(evidence, findings, context)
-        or _exited_early(evidence, findings, context)
-        or _wrong_address(evidence, findings)
-        or _node_trouble(evidence, findings)
-        or _failed_first(findings, context, lost)
-        or _victims_only(findings, context)
+        _node_lost(claims, context)
+        or _loopback(claims, context)
+        or _own_failure(claims, context, lost)
+        or _mismatch(evidence, claims, context)
+        or _missing_rank(evidence, claims, context)
+        or _exited_early(evidence, claims, context)
+        or _wrong_address(evidence, claims)
+        or _node_trouble(evidence, claims)
+        or _failed_first(claims, context, lost)
+        or _victims_only(claims, context)
     )
-    first = cause.findings[0] if cause.findings else None
+    first = cause.claims[0] if cause.claims else None
     return Incident(
         id=context.incident_id,
         generation=context.generation,
-        time_ns=_time(cause, findings, context),
+        time_ns=_time(cause, claims, context),
         category=cause.category,
         scope=cause.scope,
         culprit_ranks=tuple(sorted(cause.ranks)),
         culprit_node=cause.node or None,
         confidence=cause.confidence,
         summary=clip(f"{_subject(cause, context)}{cause.headline}"),
-        evidence=_evidence(cause, findings),
+        evidence=_evidence(cause, claims),
         traceback=first.traceback if first is not None else None,
         exit_code=first.exit_code if first is not None else None,
         exit_signal=first.exit_signal if first is not None else None,
         hint=cause.hint,
-        victims=_victims(cause, findings, context),
+        victims=_victims(cause, claims, context),
         missing=cause.missing,
         at_least=cause.at_least,
         fingerprint=_fingerprint(cause),
@@ -123,12 +127,12 @@ def _error_ns(context: JobContext, *nodes: str | None) -> int:
     return int(sum(context.clock_error_ms.get(node or "", 0.0) for node in nodes) * 1e6)
 
 
-def _node_lost(findings: list[Finding], context: JobContext) -> _Cause | None:
+def _node_lost(claims: list[Claim], context: JobContext) -> _Cause | None:
     """A lost node is the cause unless a rank of another node failed before the last sign of life."""
     if not context.lost_nodes:
         return None
     node, (t_ns, reason) = min(context.lost_nodes.items(), key=lambda item: item[1][0])
-    own = [each for each in findings if each.role == PRIMARY and each.node != node]
+    own = [each for each in claims if each.kind == FAILED and each.node != node]
     earlier = [each for each in own if each.t_ns is not None and each.t_ns + _error_ns(context, node, each.node) < t_ns]
     if earlier:
         return None
@@ -153,9 +157,9 @@ def _node_lost(findings: list[Finding], context: JobContext) -> _Cause | None:
     )
 
 
-def _loopback(findings: list[Finding], context: JobContext) -> _Cause | None:
+def _loopback(claims: list[Claim], context: JobContext) -> _Cause | None:
     """The first failure is gloo's, which looked for a rank of another host at a loopback address."""
-    first = next((each for each in findings if each.role == PRIMARY), None)
+    first = next((each for each in claims if each.kind == FAILED), None)
     match = _LOOPBACK.search(first.headline) if first is not None else None
     nodes = context.ranks_per_node
     if first is None or match is None or len(nodes) < 2:
@@ -169,48 +173,48 @@ def _loopback(findings: list[Finding], context: JobContext) -> _Cause | None:
         "set GLOO_SOCKET_IFNAME in `env` of that host to the interface of its address, or correct its /etc/hosts",
         "outside_the_ranks",
         "established",
-        findings=[each for each in findings if each is first or _same_cause(first, each)],
+        claims=[each for each in claims if each is first or _same_cause(first, each)],
     )
 
 
-def _own_failure(findings: list[Finding], context: JobContext, lost: int | None) -> _Cause | None:
+def _own_failure(claims: list[Claim], context: JobContext, lost: int | None) -> _Cause | None:
     """The first rank that failed by itself, and all ranks that failed alike."""
-    own = [each for each in findings if each.role == PRIMARY]
+    own = [each for each in claims if each.kind == FAILED]
     # Text of no rank that explains nothing is a launcher's wrapper, unless no rank reports a failure.
-    unexplained = [each for each in findings if each.role == UNEXPLAINED]
-    a_rank_fails = any(each.rank is not None and each.role not in (FINE, STOPPED) for each in findings)
+    unexplained = [each for each in claims if each.kind == ENDED]
+    a_rank_fails = any(each.rank is not None and each.kind not in (DONE, STOPPED) for each in claims)
     unexplained = [each for each in unexplained if each.rank is not None or not a_rank_fails]
     # Ranks whose exit is known come before ranks whose text only suggests it.
     candidates = own or sorted(unexplained, key=lambda each: not each.proven)
     if not candidates:
         return None
     first = _named_itself(candidates)
-    same = [each for each in findings if each is first or _same_cause(first, each)]
+    same = [each for each in claims if each is first or _same_cause(first, each)]
     others = [each for each in own if each not in same]
     clear = all(_clearly_before(first, each, context) for each in others)
     confidence = "established" if first.proven and clear and own else "supported"
-    if not own and any(not _clearly_before(first, each, context) for each in findings if each.role == SECONDARY):
+    if not own and any(not _clearly_before(first, each, context) for each in claims if each.kind in OF_OTHERS):
         confidence = "unknown"
     ranks = [each.rank for each in same if each.rank is not None]
     of_ranks = [each for each in same if each.rank is not None] or same
     nodes = {each.node for each in of_ranks}
-    odd = _odd_one_out(first, findings, ranks, context)
+    odd = _odd_one_out(first, claims, ranks, context)
     if odd is None and first.rank is None and first.category not in _TO_ALL:
         odd = lost
-    named = first.named or (() if odd is None else (odd,))
-    if not named and first.peer is not None and first.rank is not None:
+    named = first.of(FAILED) or (() if odd is None else (odd,))
+    if not named and first.of(DIFFER) and first.rank is not None:
         # The two differ, and nothing shows which of them is right.
-        named = (first.rank, first.peer)
+        named = (first.rank, *first.of(DIFFER))
     if named:
         return _named(first, named, same, context)
     # A rank that is the only one to miss the rendezvous is at fault itself.
-    waiting = [each for each in findings if each.rank is not None and each.role in (SECONDARY, STOPPED, FINE)]
+    waiting = [each for each in claims if each.rank is not None and each.kind in (*OF_OTHERS, STOPPED, DONE)]
     alone = first.category == "rendezvous_timeout" and len(ranks) == 1 and len(waiting) > 1
     scope = "one_rank" if alone else _scope(first, ranks, context)
     blames_ranks = scope in ("one_rank", "several_or_all_ranks")
-    at_least = blames_ranks and _may_be_more(first, ranks, same, findings)
+    at_least = blames_ranks and _may_be_more(first, ranks, same, claims)
     return _Cause(
-        findings=same,
+        claims=same,
         scope=scope,
         # The affected ranks are not established while some could not show it.
         confidence="supported" if at_least and confidence == "established" else confidence,
@@ -233,38 +237,38 @@ def _whole_nodes(ranks: Sequence[int], context: JobContext) -> list[str]:
     return [f"all ranks{name_nodes(failed)} failed, none{name_nodes(spared)}: compare the nodes"]
 
 
-def _named_itself(candidates: Sequence[Finding]) -> Finding:
-    """Return the first finding, or that of a rank which the first one names as failed, if it shows why itself."""
+def _named_itself(candidates: Sequence[Claim]) -> Claim:
+    """Return the first claim, or that of a rank which the first one names as failed, if it shows why itself."""
     first = candidates[0]
-    return next((each for each in candidates if each.rank in first.named and not each.named), first)
+    return next((each for each in candidates if each.rank in first.of(FAILED) and not each.of(FAILED)), first)
 
 
-def _may_be_more(first: Finding, ranks: list[int], same: list[Finding], findings: list[Finding]) -> bool:
+def _may_be_more(first: Claim, ranks: list[int], same: list[Claim], claims: list[Claim]) -> bool:
     """Return whether ranks that we stopped may have been about to fail alike: where several did, or any rank would."""
     if len(ranks) < 2 and first.category not in _SAME_ON_ALL:
         return False
-    return any(_is_undecided(each) for each in findings if each not in same)
+    return any(_is_undecided(each) for each in claims if each not in same)
 
 
-def _is_undecided(finding: Finding) -> bool:
+def _is_undecided(claim: Claim) -> bool:
     """Return whether we stopped a rank whose text shows no failure of its own, nor of others."""
-    return finding.role == STOPPED and finding.category == "signal_preempted"
+    return claim.kind == STOPPED and claim.category == "signal_preempted"
 
 
-def _same_cause(first: Finding, other: Finding) -> bool:
+def _same_cause(first: Claim, other: Claim) -> bool:
     """Return whether the other rank failed alike at about the same time, even if we then stopped it."""
-    if other.role not in (PRIMARY, UNEXPLAINED, STOPPED) or not _fails_alike(first, other):
+    if other.kind not in (FAILED, ENDED, STOPPED) or not _fails_alike(first, other):
         return False
-    if other.role != first.role and other.role != STOPPED:
+    if other.kind != first.kind and other.kind != STOPPED:
         return False
     if first.likely_ns is None or other.likely_ns is None:
         return True
-    window_ns = _UNEXPLAINED_WINDOW_NS if first.role == UNEXPLAINED else _WINDOWS_NS.get(first.category, _WINDOW_NS)
+    window_ns = _ENDED_WINDOW_NS if first.kind == ENDED else _WINDOWS_NS.get(first.category, _WINDOW_NS)
     apart_ns = abs(other.likely_ns - first.likely_ns)
     return apart_ns <= window_ns or not (is_likely_first(first, other) or is_likely_first(other, first))
 
 
-def _clearly_before(first: Finding, other: Finding, context: JobContext) -> bool:
+def _clearly_before(first: Claim, other: Claim, context: JobContext) -> bool:
     if first.t_ns is None or other.t_ns is None:
         return False
     return other.t_ns - first.t_ns - first.uncertainty_ns > _error_ns(
@@ -272,7 +276,7 @@ def _clearly_before(first: Finding, other: Finding, context: JobContext) -> bool
     )
 
 
-def _scope(first: Finding, ranks: list[int], context: JobContext) -> str:
+def _scope(first: Claim, ranks: list[int], context: JobContext) -> str:
     killed_by = signal_name(first.exit_code, first.exit_signal)
     # A full /dev/shm is a problem of the node, unless the rank was killed for it.
     if first.category in _OUTSIDE or (first.category == "bus_error_shm" and killed_by is None):
@@ -286,19 +290,19 @@ def _scope(first: Finding, ranks: list[int], context: JobContext) -> str:
     return "one_rank" if len(ranks) == 1 else "several_or_all_ranks"
 
 
-def _named(first: Finding, named: Sequence[int], same: list[Finding], context: JobContext) -> _Cause:
+def _named(first: Claim, named: Sequence[int], same: list[Claim], context: JobContext) -> _Cause:
     """The text of a rank or of its peers names the culprits."""
     source = f"rank {first.rank}" if first.rank is not None else "the log or its peers"
     nodes = {context.node_of(rank) for rank in named}
     node = nodes.pop() if len(nodes) == 1 else None
     scope = _scope_of(named)
     headline = f"{first.headline} (reported by {source})"
-    return _Cause(first.category, headline, first.hint, scope, findings=same, ranks=named, node=node)
+    return _Cause(first.category, headline, first.hint, scope, claims=same, ranks=named, node=node)
 
 
-def _failed_first(findings: list[Finding], context: JobContext, lost: int | None) -> _Cause | None:
+def _failed_first(claims: list[Claim], context: JobContext, lost: int | None) -> _Cause | None:
     """Its peers report which rank failed first; nothing is known from that rank itself."""
-    broken = [each for each in findings if each.role == SECONDARY and each.category not in _TO_ALL]
+    broken = [each for each in claims if each.kind in OF_OTHERS and each.category not in _TO_ALL]
     if lost is None or not broken:
         return None
     text = "failed first according to its peers; its own output does not say why"
@@ -306,10 +310,10 @@ def _failed_first(findings: list[Finding], context: JobContext, lost: int | None
     return _Cause(broken[0].category, text, hint, "one_rank", ranks=[lost], node=context.node_of(lost))
 
 
-def _mismatch(evidence: Sequence[RankEvidence], findings: list[Finding], context: JobContext) -> _Cause | None:
+def _mismatch(evidence: Sequence[RankEvidence], claims: list[Claim], context: JobContext) -> _Cause | None:
     """Ranks waited for each other in different collectives, or in one of different sizes."""
     mismatch = find_mismatch(evidence)
-    if mismatch is None or any(each.role == PRIMARY for each in findings):
+    if mismatch is None or any(each.kind == FAILED for each in claims):
         return None
     by_call: dict[str, list[int]] = {}
     for rank, call in sorted(mismatch.calls.items()):
@@ -320,7 +324,7 @@ def _mismatch(evidence: Sequence[RankEvidence], findings: list[Finding], context
     calls = ", ".join(f"{call} on {name_ranks(by_call[call])}" for call in order)
     category = "collective_desync"
     return _Cause(
-        findings=[each for each in findings if each.rank in odd],
+        claims=[each for each in claims if each.rank in odd],
         scope=_scope_of(odd) if odd else "not_in_text",
         category=category,
         headline=f"collective number {mismatch.number} is not the same on all ranks: {calls}",
@@ -330,9 +334,9 @@ def _mismatch(evidence: Sequence[RankEvidence], findings: list[Finding], context
     )
 
 
-def _missing_rank(evidence: Sequence[RankEvidence], findings: list[Finding], context: JobContext) -> _Cause | None:
+def _missing_rank(evidence: Sequence[RankEvidence], claims: list[Claim], context: JobContext) -> _Cause | None:
     """Ranks timed out in a collective that some ranks never reached: those are the culprits."""
-    timed_out = any(each.role == SECONDARY and _TIMED_OUT.search(each.headline) for each in findings)
+    timed_out = any(each.kind in OF_OTHERS and _TIMED_OUT.search(each.headline) for each in claims)
     hang = context.hang or (context.seen if timed_out else None)
     missing = hang if hang and hang["missing"] else _find_missing(evidence, context)
     if missing is None:
@@ -342,10 +346,10 @@ def _missing_rank(evidence: Sequence[RankEvidence], findings: list[Finding], con
     failures = {each.rank: trace for each in absent if (trace := last_background_failure(each.tail)) is not None}
     ranks = sorted(rank for rank in failures if rank is not None) or list(missing["missing"])
     nodes = context.nodes_of(ranks)
-    gave_up = not hang or any(each.category == "nccl_timeout_watchdog" for each in findings)
+    gave_up = not hang or any(each.category == "nccl_timeout_watchdog" for each in claims)
     category = "user_exception" if failures else "nccl_timeout_watchdog" if gave_up else "hang_no_output"
     return _Cause(
-        findings=[each for each in findings if each.rank in ranks],
+        claims=[each for each in claims if each.rank in ranks],
         scope=_scope_of(ranks),
         category=category,
         headline="; ".join([*_background_text(failures, ranks), _absence(missing)]),
@@ -381,12 +385,12 @@ def _scope_of(ranks: Sequence[int]) -> str:
     return "one_rank" if len(ranks) == 1 else "several_or_all_ranks"
 
 
-def _exited_early(evidence: Sequence[RankEvidence], findings: list[Finding], context: JobContext) -> _Cause | None:
+def _exited_early(evidence: Sequence[RankEvidence], claims: list[Claim], context: JobContext) -> _Cause | None:
     """Some ranks exited with success before the others lost their connections: they exited too early."""
-    broken = [each for each in findings if each.role == SECONDARY]
+    broken = [each for each in claims if each.kind in OF_OTHERS]
     if not broken:
         return None
-    left = [each for each in findings if each.role == FINE and (each.exit_code == 0 or each.exit_signal is not None)]
+    left = [each for each in claims if each.kind == DONE and (each.exit_code == 0 or each.exit_signal is not None)]
     left = [each for each in left if _clearly_before(each, broken[0], context)]
     if not left:
         return None
@@ -396,7 +400,7 @@ def _exited_early(evidence: Sequence[RankEvidence], findings: list[Finding], con
     failures = {each.rank: trace for each in absent if (trace := last_background_failure(each.tail)) is not None}
     headline = f"left early: {left[0].headline} while {name_ranks(_ranks_of(broken))} still communicated"
     return _Cause(
-        findings=left,
+        claims=left,
         scope=_scope_of(ranks),
         category="collective_desync",
         headline="; ".join([headline, *_background_text(failures, ranks)]),
@@ -406,25 +410,25 @@ def _exited_early(evidence: Sequence[RankEvidence], findings: list[Finding], con
     )
 
 
-def _wrong_address(evidence: Sequence[RankEvidence], findings: list[Finding]) -> _Cause | None:
+def _wrong_address(evidence: Sequence[RankEvidence], claims: list[Claim]) -> _Cause | None:
     """One rank tried to reach the store at an address where there is none."""
     mismatch = _find_wrong_address(evidence)
     if mismatch is None:
         return None
     rank, address = mismatch
-    own = [each for each in findings if each.rank == rank]
+    own = [each for each in claims if each.rank == rank]
     headline = f"could not reach a store at ({address}); the other ranks waited in another one"
     hint = "compare its MASTER_ADDR, MASTER_PORT and route with those of the other ranks"
-    return _Cause("rendezvous_timeout", headline, hint, "one_rank", findings=own, ranks=[rank], node=own[0].node)
+    return _Cause("rendezvous_timeout", headline, hint, "one_rank", claims=own, ranks=[rank], node=own[0].node)
 
 
-def _node_trouble(evidence: Sequence[RankEvidence], findings: list[Finding]) -> _Cause | None:
+def _node_trouble(evidence: Sequence[RankEvidence], claims: list[Claim]) -> _Cause | None:
     """Nodes, not their ranks, report what went wrong."""
     reports = [each for each in evidence if each.rank is None and each.node and each.tail.strip() and not each.places]
     if not reports:
         return None
     first = reports[0]
-    categories = [each.category for each in findings if each.rank is None and each.role == SECONDARY]
+    categories = [each.category for each in claims if each.rank is None and each.kind in OF_OTHERS]
     others = f"{len(reports)} nodes " if len(reports) > 1 else ""
     headline = clip(f"{others}{lines_of(first.tail.strip())[0]}")
     hint = f"check the agent's log on {first.node}"
@@ -432,15 +436,15 @@ def _node_trouble(evidence: Sequence[RankEvidence], findings: list[Finding]) -> 
     return _Cause((categories or ["other"])[0], headline, hint, "outside_the_ranks", node=node)
 
 
-def _victims_only(findings: list[Finding], context: JobContext) -> _Cause:
+def _victims_only(claims: list[Claim], context: JobContext) -> _Cause:
     """Nothing shows the cause: say what was seen, and what to check next."""
-    broken = [each for each in findings if each.role == SECONDARY]
+    broken = [each for each in claims if each.kind in OF_OTHERS]
     if not broken:
-        return _nothing(findings)
+        return _nothing(claims)
     first = _earliest_failure(broken)
     reason = "the logs do not say why" if first.traceback is None else "no rank shows an earlier failure"
     where = f"first on {name_ranks([first.rank])}{name_nodes([first.node])}" if first.rank is not None else "in the log"
-    hint = "; ".join([*_ranks_to_check(broken, findings, context), first.hint])
+    hint = "; ".join([*_ranks_to_check(broken, claims, context), first.hint])
     outside = first.category in (*_OUTSIDE, "signal_preempted")
     return _Cause(
         scope="outside_the_ranks" if outside else "not_in_text",
@@ -451,8 +455,8 @@ def _victims_only(findings: list[Finding], context: JobContext) -> _Cause:
     )
 
 
-def _nothing(findings: list[Finding]) -> _Cause:
-    stopped = any(each.role == STOPPED for each in findings)
+def _nothing(claims: list[Claim]) -> _Cause:
+    stopped = any(each.kind == STOPPED for each in claims)
     text = "supervisor stopped the ranks; none failed by itself" if stopped else "no failure in the ranks' output"
     hint = "check the earlier events, and the ranks' stdout"
     return _Cause("other", text, hint, "not_in_text", "unknown")
@@ -460,47 +464,47 @@ def _nothing(findings: list[Finding]) -> _Cause:
 
 def _subject(cause: _Cause, context: JobContext) -> str:
     """Return the ranks and nodes that the summary begins with."""
-    ranks = cause.ranks or _ranks_of(cause.findings)
+    ranks = cause.ranks or _ranks_of(cause.claims)
     if not ranks:
         return f"{cause.node}: " if cause.node is not None and cause.category != "node_lost" else ""
-    nodes = [cause.node] if cause.node is not None else [each.node for each in cause.findings]
+    nodes = [cause.node] if cause.node is not None else [each.node for each in cause.claims]
     if len(ranks) > 1 and len(ranks) == context.world_size:
         return f"all {len(ranks)} ranks{name_nodes(nodes)}: "
     return f"{'at least ' if cause.at_least else ''}{name_ranks(ranks)}{name_nodes(nodes)}: "
 
 
-def _time(cause: _Cause, findings: list[Finding], context: JobContext) -> int | None:
+def _time(cause: _Cause, claims: list[Claim], context: JobContext) -> int | None:
     if cause.t_ns is not None:
         return cause.t_ns
-    times = [each.t_ns for each in (cause.findings or findings) if each.t_ns is not None]
+    times = [each.t_ns for each in (cause.claims or claims) if each.t_ns is not None]
     return min(times, default=context.now_ns)
 
 
-def _evidence(cause: _Cause, findings: list[Finding]) -> tuple[EvidenceLine, ...]:
+def _evidence(cause: _Cause, claims: list[Claim]) -> tuple[EvidenceLine, ...]:
     """Return the lines of the cause, then one line for each other category of failure."""
-    own = dict.fromkeys(line for each in cause.findings for line in each.evidence)
+    own = dict.fromkeys(line for each in cause.claims for line in each.evidence)
     lines = list(own)[: MAX_EVIDENCE // 2]
-    seen = {each.category for each in cause.findings}
-    for each in findings:
-        if each.role in (PRIMARY, SECONDARY, UNEXPLAINED) and each.category not in seen and each not in cause.findings:
+    seen = {each.category for each in cause.claims}
+    for each in claims:
+        if each.kind in (FAILED, *OF_OTHERS, ENDED) and each.category not in seen and each not in cause.claims:
             seen.add(each.category)
             lines.extend(each.evidence[:1])
     return tuple(lines[:MAX_EVIDENCE])
 
 
-def _victims(cause: _Cause, findings: list[Finding], context: JobContext) -> tuple[Victims, ...]:
+def _victims(cause: _Cause, claims: list[Claim], context: JobContext) -> tuple[Victims, ...]:
     """Return all other ranks that failed, in order, in groups that failed alike."""
-    groups: dict[tuple[str, str], list[Finding]] = {}
+    groups: dict[tuple[str, str], list[Claim]] = {}
     guilty = set(cause.ranks)
-    for each in findings:
-        if each.role == FINE or each in cause.findings or each.rank is None or each.rank in guilty:
+    for each in claims:
+        if each.kind == DONE or each in cause.claims or each.rank is None or each.rank in guilty:
             continue
         groups.setdefault((each.category, shape(each.text)), []).append(each)
     victims = []
     for (category, _), alike in groups.items():
         ranks = tuple(sorted(_ranks_of(alike)))
         times = f"{len(ranks)} x " if len(ranks) > 1 else ""
-        later = "later: " if alike[0].role == PRIMARY else ""
+        later = "later: " if alike[0].kind == FAILED else ""
         too = "; may be affected too" if cause.at_least and _is_undecided(alike[0]) else ""
         victims.append(Victims(ranks, category, f"{times}{later}{alike[0].text}{too}"))
     lost = [name for name in context.lost_nodes if name != cause.node or cause.category != "node_lost"]
@@ -512,57 +516,57 @@ def _victims(cause: _Cause, findings: list[Finding], context: JobContext) -> tup
 
 
 def _fingerprint(cause: _Cause) -> str:
-    if cause.findings and cause.missing is None and cause.category != "collective_desync":
-        return cause.findings[0].fingerprint
+    if cause.claims and cause.missing is None and cause.category != "collective_desync":
+        return cause.claims[0].fingerprint
     return fingerprint(cause.category, "", cause.node or "" if cause.category == "node_lost" else "", cause.headline)
 
 
-def _odd_one_out(first: Finding, findings: Sequence[Finding], ranks: Sequence[int], context: JobContext) -> int | None:
+def _odd_one_out(first: Claim, claims: Sequence[Claim], ranks: Sequence[int], context: JobContext) -> int | None:
     """Return the only rank that differs from all others, or for which they waited, according to two or more of them.
 
     A rank that fails alike and names no other is left out: the texts are about something that all ranks share.
     """
-    reports = [each for each in findings if each.category == first.category and each.peer not in (None, each.rank)]
-    votes = Counter(each.peer for each in reports)
+    reports = [each for each in claims if each.category == first.category and each.of(DIFFER) not in ((), (each.rank,))]
+    votes = Counter(each.others[0] for each in reports)
     most = max(votes, key=lambda rank: votes[rank], default=None)
-    itself = next((each for each in findings if each.rank == most and each.fingerprint == first.fingerprint), None)
-    agrees = all(each.peer == most or each.rank == most for each in reports)
-    if most is not None and votes[most] > 1 and agrees and (itself is None or itself.peer is not None):
+    itself = next((each for each in claims if each.rank == most and each.fingerprint == first.fingerprint), None)
+    agrees = all(each.others[0] == most or each.rank == most for each in reports)
+    if most is not None and votes[most] > 1 and agrees and (itself is None or itself.of(DIFFER)):
         return most
     # All of them waited for one rank, which did not fail itself.
-    waits = [each for each in findings if each.awaited is not None and each.role == PRIMARY]
-    awaited = {each.awaited for each in waits}
-    failed = {each.rank for each in findings if each.role in (PRIMARY, UNEXPLAINED)}
-    if first.awaited is not None and len(waits) > 1 and len(awaited) == 1 and not awaited & failed:
-        return first.awaited
+    waits = [each for each in claims if each.of(AWAITED) and each.kind == FAILED]
+    awaited = {rank for each in waits for rank in each.others}
+    failed = {each.rank for each in claims if each.kind in (FAILED, ENDED)}
+    if first.of(AWAITED) and len(waits) > 1 and len(awaited) == 1 and not awaited & failed:
+        return first.others[0]
     # All of them received the tensor from the one rank that reports nothing.
     others = {rank for own in context.ranks_per_node.values() for rank in own} - set(ranks)
     return others.pop() if _is_wrong_size(first) and len(ranks) > 1 and len(others) == 1 else None
 
 
-def _is_wrong_size(finding: Finding) -> bool:
+def _is_wrong_size(claim: Claim) -> bool:
     """Return whether a rank only received a tensor of the wrong size: the sender is to blame."""
-    return finding.headline == WRONG_SIZE
+    return claim.headline == WRONG_SIZE
 
 
-def _fails_alike(first: Finding, other: Finding) -> bool:
+def _fails_alike(first: Claim, other: Claim) -> bool:
     """Return whether two ranks failed alike; for GPU errors without times any two count: the first GPU is unknown."""
     unordered = first.t_ns is None and other.t_ns is None and first.category == other.category == "cuda_error"
     return bool(other.fingerprint) and (other.fingerprint == first.fingerprint or unordered)
 
 
-def _is_hearsay(finding: Finding) -> bool:
+def _is_hearsay(claim: Claim) -> bool:
     """Return whether a rank reports a failure of NCCL or a child without a reason, and its exit was not observed."""
-    without_reason = finding.category == "nccl_system_error" or finding.headline == CHILD_FAILED
-    return without_reason and finding.role == UNEXPLAINED and not finding.ended
+    without_reason = claim.category == "nccl_system_error" or claim.headline == CHILD_FAILED
+    return without_reason and claim.kind == ENDED and not claim.ended
 
 
-def _lost_first(evidence: Sequence[RankEvidence], findings: Sequence[Finding]) -> int | None:
+def _lost_first(evidence: Sequence[RankEvidence], claims: Sequence[Claim]) -> int | None:
     """Return the only rank that died according to its parent, or that two or more ranks lost the connection to first.
 
     A rank that lost connections itself is not returned: it failed for another reason.
     """
-    died = {each.rank for each in findings if each.headline == DIED and each.rank is not None}
+    died = {each.rank for each in claims if each.headline == DIED and each.rank is not None}
     if len(died) == 1:
         return died.pop()
     named = set()
@@ -574,11 +578,11 @@ def _lost_first(evidence: Sequence[RankEvidence], findings: Sequence[Finding]) -
             # Both the ranks and the devices of a node are numbered consecutively.
             named.add(each.rank - read_number(match["own"]) + read_number(match["other"]))
             reports += 1
-    victims = {each.rank for each in findings if each.role in (SECONDARY, STOPPED)}
+    victims = {each.rank for each in claims if each.kind in (*OF_OTHERS, STOPPED)}
     return named.pop() if reports > 1 and len(named) == 1 and not named & victims else None
 
 
-def _earliest_failure(broken: Sequence[Finding]) -> Finding:
+def _earliest_failure(broken: Sequence[Claim]) -> Claim:
     """Return the first of several failures by time or, in one file, by line; otherwise the most informative one.
 
     The way in which a launcher stopped ranks is the least informative.
@@ -594,15 +598,15 @@ def _earliest_failure(broken: Sequence[Finding]) -> Finding:
     return min(broken, key=lambda each: weights.get(each.category, 0))
 
 
-def _ranks_to_check(broken: Sequence[Finding], findings: Sequence[Finding], context: JobContext) -> list[str]:
+def _ranks_to_check(broken: Sequence[Claim], claims: Sequence[Claim], context: JobContext) -> list[str]:
     """Return a hint with the few ranks that may show more: nothing is known about them, or they report no failure."""
-    awaited = sorted({each.peer for each in broken if each.peer is not None} - set(_ranks_of(broken)))
+    awaited = sorted({rank for each in broken for rank in each.of(AWAITED)} - set(_ranks_of(broken)))
     if awaited:
         return [f"check {name_ranks(awaited)} first: other ranks waited for {_pronoun(awaited)}"]
-    silent = sorted({rank for ranks in context.ranks_per_node.values() for rank in ranks} - set(_ranks_of(findings)))
+    silent = sorted({rank for ranks in context.ranks_per_node.values() for rank in ranks} - set(_ranks_of(claims)))
     if silent:
         return [f"check {name_ranks(silent)} first: nothing is known about {_pronoun(silent)}"]
-    others = _ranks_of(each for each in findings if each.role in (FINE, STOPPED))
+    others = _ranks_of(each for each in claims if each.kind in (DONE, STOPPED))
     if not others or len(others) >= len(broken):
         return []
     return [f"check {name_ranks(others)} first: all other ranks report failures"]
@@ -612,9 +616,9 @@ def _pronoun(ranks: Sequence[int]) -> str:
     return "it" if len(ranks) == 1 else "them"
 
 
-def _ranks_of(findings: Iterable[Finding]) -> list[int]:
-    """Return the ranks of these findings."""
-    return [each.rank for each in findings if each.rank is not None]
+def _ranks_of(claims: Iterable[Claim]) -> list[int]:
+    """Return the ranks of these claims."""
+    return [each.rank for each in claims if each.rank is not None]
 
 
 def _find_missing(evidence: Sequence[RankEvidence], context: JobContext) -> MissingRanks | None:

@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
+from remote_agent.diagnose.claims import OF_OTHERS
 from remote_agent.diagnose.evidence import JobContext, RankEvidence
 from remote_agent.diagnose.exits import decode_exit
-from remote_agent.diagnose.findings import read_rank
+from remote_agent.diagnose.testimony import read_rank
 from remote_agent.diagnose.incidents import Incident
 from remote_agent.diagnose.tracebacks import find_traces
 from remote_agent.diagnose.verdict import verdict
@@ -305,11 +306,11 @@ def test_a_crash_of_a_real_process_is_placed_by_faulthandler(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("case", read_cases("exceptions.txt"), ids=lambda case: case.body[:40])
 def test_an_exception_has_its_meaning_and_advice(case: Case) -> None:
-    category, role, *advice = case.fields
+    category, kind, *advice = case.fields
     tail = f'Traceback (most recent call last):\n  File "/w/train.py", line 88, in forward\n    go()\n{case.body}\n'
     found = read_rank(ended(tail))
-    assert (found.category, found.role, found.place) == (category, role, "train.py:88 forward")
-    assert found.hint or role == "secondary"
+    assert (found.category, found.kind, found.place) == (category, kind, "train.py:88 forward")
+    assert found.hint or kind in OF_OTHERS
     assert all(word in found.hint for word in advice)
 
 

@@ -5,10 +5,10 @@ In: nothing. Out: MEMORY, ERRORS.
 
 from __future__ import annotations
 
-from remote_agent.diagnose.signatures.signature import primary
+from remote_agent.diagnose.signatures.signature import failed
 
 MEMORY = (
-    primary(
+    failed(
         "cuda_oom",
         "CUDA out of memory",
         r"torch\.(?:cuda\.)?OutOfMemoryError",
@@ -18,14 +18,14 @@ MEMORY = (
     ),
 )
 ERRORS = (
-    primary(
+    failed(
         "cuda_error",
         "uncorrectable (?:NVLink |double bit )?ECC error",
         "ECC (?:DBE|double[- ]bit)",
         hint="the GPU's memory is faulty: drain the node, then reset or replace the GPU",
     ),
-    primary("cuda_error", "illegal memory access was encountered", title="CUDA illegal memory access"),
-    primary(
+    failed("cuda_error", "illegal memory access was encountered", title="CUDA illegal memory access"),
+    failed(
         "cuda_error",
         "device-side assert triggered",
         "[Dd]evice-side assertion `",
@@ -33,13 +33,13 @@ ERRORS = (
         title="CUDA device-side assert",
         hint="usually an index out of range (labels, token ids); rerun with CUDA_LAUNCH_BLOCKING=1",
     ),
-    primary(
+    failed(
         "cuda_error",
         "invalid device ordinal",
         title="CUDA invalid device ordinal",
         hint="more local ranks than visible GPUs: check CUDA_VISIBLE_DEVICES and nproc_per_node",
     ),
-    primary(
+    failed(
         "torch_version_mismatch",
         "no kernel image is available",
         "invalid device function",
@@ -54,7 +54,7 @@ ERRORS = (
         *("Torch not compiled with CUDA enabled", r"doesn't have \w+ built in"),
         r"version `GLIBC(?:XX)?_[\d.]+' not found",
     ),
-    primary(
+    failed(
         "cuda_error",
         *("CUDA error: (?:unknown error|unspecified launch failure)", "CUDA unknown error"),
         "HW Exception by GPU",
@@ -67,7 +67,7 @@ ERRORS = (
         "No CUDA GPUs are available",
         "RuntimeError: Unexpected error from cudaGetDeviceCount",
     ),
-    primary(
+    failed(
         "cuda_error",
         *(r"\bCUDA error: ", r"cuda runtime error \(", r"\bCUDNN_STATUS_", r"\bCUBLAS_STATUS_", r"\bHIP error: "),
         r"Cuda failure (?:\d+ )?'(?!driver shutting down)",

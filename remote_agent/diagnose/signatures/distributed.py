@@ -5,31 +5,31 @@ In: nothing. Out: COLLECTIVES, RENDEZVOUS, CONNECTIONS; CLASSES, by the name of 
 
 from __future__ import annotations
 
-from remote_agent.diagnose.signatures.signature import WRONG_SIZE, neutral, primary, secondary
+from remote_agent.diagnose.signatures.signature import WRONG_SIZE, ended, failed, lost, told, waited
 
 COLLECTIVES = (
-    primary(
+    failed(
         "collective_desync",
         r"op\.preamble\.length <= op\.nbytes",
         title=WRONG_SIZE,
         hint="another rank called this collective with another size; TORCH_DISTRIBUTED_DEBUG=DETAIL names it",
     ),
-    primary("collective_desync", r"Mismatched collective detected.*around rank (?P<peer>\d+)"),
-    secondary("hang_no_output", "there are other ranks that didn't finish"),
-    primary(
+    failed("collective_desync", r"Mismatched collective detected.*around rank (?P<peer>\d+)"),
+    waited("hang_no_output", "there are other ranks that didn't finish"),
+    failed(
         "collective_desync",
         r"Ranks? (?P<rank>\d+(?:, \d+)*) failed to pass monitoredBarrier",
         title="did not reach monitoredBarrier",
     ),
-    secondary("collective_desync", r"check rank (?P<peer>\d+) logs for faulty rank"),
-    primary(
+    waited("collective_desync", r"check rank (?P<peer>\d+) logs for faulty rank"),
+    failed(
         "collective_desync",
         r"Detected mismatch between collectives[\s\S]{0,2000}?but Rank (?P<peer>\d+) is running",
         "Detected mismatch between collectives",
         "Mismatch between collective operation types",
         "sequence number .* doesn.t match",
     ),
-    primary(
+    failed(
         "collective_desync",
         "appears not to match (?:sizes|strides) of the same param",
         "DDP expects same model across all ranks",
@@ -38,7 +38,7 @@ COLLECTIVES = (
     ),
 )
 RENDEZVOUS = (
-    primary(
+    failed(
         "port_in_use",
         # NCCL's RAS service is excluded: all jobs of a host share its port, and NCCL runs without it.
         r"(?m:^(?!.*ras/(?<!\wras/)).*Address already in use)",
@@ -47,20 +47,20 @@ RENDEZVOUS = (
         r"errno: 98\b",
         title="the port is already in use",
     ),
-    secondary(
+    waited(
         "rendezvous_timeout",
         r"/\d+ clients joined",
         r"Timed out after \d+ seconds waiting for clients",
         "initializing process group in store based barrier",
     ),
-    secondary(
+    waited(
         "rendezvous_timeout",
         *(r"ssh: connect to host \S+ port \d+: ", "ssh exited with exit code 255", "Host key verification failed"),
         "unable to reliably start one or more daemons",
         hint="the launching host must reach every host by ssh without a password or a prompt",
     ),
-    secondary("rendezvous_timeout", r"retr(?:ie|ei)ving ncclUniqueId from \[(?P<peer>\d+)\]"),
-    secondary(
+    waited("rendezvous_timeout", r"retr(?:ie|ei)ving ncclUniqueId from \[(?P<peer>\d+)\]"),
+    waited(
         "rendezvous_timeout",
         *("client socket has timed out after", "client socket has failed to connect", "RendezvousTimeoutError"),
         *("RendezvousClosedError", "RendezvousConnectionError", "Socket Timeout", "DistStoreError"),
@@ -68,14 +68,14 @@ RENDEZVOUS = (
         "Stop_waiting response is expected",
         "Getting socket times out",
     ),
-    primary(
+    failed(
         "rendezvous_timeout",
         *("[Gg]loo connectFullMesh failed", "[Uu]nable to find address for", r"gloo/transport/\S+\] connect \["),
         *("Name or service not known", "Temporary failure in name resolution", "Name does not resolve"),
     ),
 )
 CONNECTIONS = (
-    secondary(
+    lost(
         "gloo_connection_reset",
         *("Connection closed by peer", "Connection reset by peer", "Broken pipe"),
         r"gloo/transport/\S+\] (?:Read error|writev) \[",
@@ -91,8 +91,8 @@ CONNECTIONS = (
 )
 # torch's packages raise such classes; they count if no signature knows the words of the exception.
 CLASSES = (
-    neutral("other", r"^torch\.[\w.]*\.(?:Child|Process)\w*(?:Error|Exception)$"),
-    secondary("signal_preempted", r"^torch\.distributed\.[\w.]*Signal\w*$"),
-    secondary("rendezvous_timeout", r"^torch\.distributed\.[\w.]*(?:Rendezvous|Store)\w*$"),
-    secondary("gloo_connection_reset", r"^torch\.distributed\.[\w.]*Dist\w*Error$"),
+    ended("other", r"^torch\.[\w.]*\.(?:Child|Process)\w*(?:Error|Exception)$"),
+    told("signal_preempted", r"^torch\.distributed\.[\w.]*Signal\w*$"),
+    waited("rendezvous_timeout", r"^torch\.distributed\.[\w.]*(?:Rendezvous|Store)\w*$"),
+    lost("gloo_connection_reset", r"^torch\.distributed\.[\w.]*Dist\w*Error$"),
 )

@@ -5,10 +5,11 @@ In: nothing. Out: MEMORY, CRASHES.
 
 from __future__ import annotations
 
-from remote_agent.diagnose.signatures.signature import NEUTRAL, killed_by, primary
+from remote_agent.diagnose.claims import ENDED
+from remote_agent.diagnose.signatures.signature import failed, killed_by
 
 MEMORY = (
-    primary(
+    failed(
         "host_oom_kill",
         "oom[-_]kill event",
         *("Out of memory: Killed process", "Memory cgroup out of memory"),
@@ -24,7 +25,7 @@ MEMORY = (
         *("SIGKILL", "Killed", "host_oom_kill", r"Killed(?m:(?<=^Killed)$)", r"tasks? [\d,-]+: Killed\b"),
         title="killed by SIGKILL, most often because the host ran out of memory",
     ),
-    primary(
+    failed(
         "host_oom_kill",
         r"\bMemoryError\b",
         "DefaultCPUAllocator: can.?t allocate memory",
@@ -33,11 +34,11 @@ MEMORY = (
         "std::bad_alloc",
         hint="the host ran out of memory: use smaller buffers or fewer DataLoader workers",
     ),
-    primary(
+    failed(
         "dataloader_worker_killed",
         r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) (?:exited unexpectedly|is killed by signal)",
     ),
-    primary(
+    failed(
         "bus_error_shm",
         "Error while (?:creating|attaching to) shared memory segment",
         "Call to posix_fallocate failed",
@@ -48,7 +49,7 @@ MEMORY = (
     killed_by("SIGBUS", "Bus error", "bus_error_shm"),
 )
 CRASHES = (
-    primary(
+    failed(
         "hang_no_output",
         r"task (?:python|pt_)\S* blocked for more than \d+ seconds",
         title="a process waits in the kernel, most often for storage",
@@ -59,7 +60,7 @@ CRASHES = (
     ),
     killed_by("SIGILL", "Illegal instruction", "other", title="illegal instruction: built for another CPU"),
     killed_by("SIGFPE", "Floating point exception", "other", title="arithmetic error in native code"),
-    primary(
+    failed(
         "sigabrt",
         *("double free", "corrupted size vs", "stack smashing detected", "pure virtual method called"),
         *(rf"{name}\(\): " for name in ("malloc", "malloc_consolidate", "realloc", "munmap_chunk")),
@@ -68,6 +69,6 @@ CRASHES = (
     killed_by(
         *("SIGABRT", "Aborted", "sigabrt"),
         *("terminate called (?:without an active|after throw)", r"Aborted(?m:(?<=^Aborted)\b)"),
-        role=NEUTRAL,
+        kind=ENDED,
     ),
 )

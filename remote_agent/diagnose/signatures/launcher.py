@@ -5,15 +5,8 @@ In: nothing. Out: ENDED, EXITED; WORKER_DIED, KILLS_ITSELF.
 
 from __future__ import annotations
 
-from remote_agent.diagnose.signatures.signature import (
-    CHILD_FAILED,
-    DIED,
-    SECONDARY,
-    killed_by,
-    neutral,
-    primary,
-    secondary,
-)
+from remote_agent.diagnose.claims import TOLD
+from remote_agent.diagnose.signatures.signature import CHILD_FAILED, DIED, ended, failed, killed_by, told
 
 # A server prints these about a worker, with the expression for its name, and before it kills itself.
 WORKER_DIED = "Worker ?[Pp]roc {} died unexpectedly"
@@ -21,7 +14,7 @@ KILLS_ITSELF = "Received sigquit from a child process"
 
 # These ended the job from outside.
 ENDED = (
-    primary(
+    failed(
         "signal_preempted",
         "DUE TO PREEMPTION",
         "DUE TO TIME LIMIT",
@@ -30,14 +23,14 @@ ENDED = (
         "TERM_RUNLIMIT",
         title="the scheduler ended the job",
     ),
-    primary(
+    failed(
         "signal_preempted",
         r"Received (?:15|\S*SIGTERM\S*) death signal",
         title="the launcher was told to end: by the scheduler, a person or another node's launcher",
     ),
-    *(killed_by(*who, "signal_preempted", role=SECONDARY) for who in (("SIGTERM", "Terminated"), ("SIGHUP", "Hangup"))),
-    primary("node_lost", "DUE TO NODE FAILURE", "srun: error: Node failure on", "ORTE has lost communication"),
-    secondary(
+    *(killed_by(*who, "signal_preempted", kind=TOLD) for who in (("SIGTERM", "Terminated"), ("SIGHUP", "Hangup"))),
+    failed("node_lost", "DUE TO NODE FAILURE", "srun: error: Node failure on", "ORTE has lost communication"),
+    told(
         "signal_preempted",
         "closing signal SIGTERM",
         r"Received \S*(?:Signals\.)?SIGTERM: 15",
@@ -46,7 +39,7 @@ ENDED = (
 )
 # These say that a process failed, but not why.
 EXITED = (
-    neutral(
+    ended(
         "user_exception",
         r"exitcode\s*:? [1-9]\d?\b",
         *(rf"{of} [1-9]\d?\b" for of in ("terminated with (?:exit )?code", "crashed with exit code", "return code =")),
@@ -55,9 +48,9 @@ EXITED = (
         title="exited with an error code, as after an exception; its own output does not say why",
         hint="check this rank's own stderr; with torchrun, use --redirects or --tee, and put @record on main",
     ),
-    neutral("other", WORKER_DIED.format(".{1,24}"), title=DIED),
-    neutral("other", KILLS_ITSELF, title=CHILD_FAILED),
-    neutral(
+    ended("other", WORKER_DIED.format(".{1,24}"), title=DIED),
+    ended("other", KILLS_ITSELF, title=CHILD_FAILED),
+    ended(
         "other",
         "A worker died or was killed while executing a task",
         # Ray names the workers of a group by their number in it.

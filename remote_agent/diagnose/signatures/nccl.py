@@ -5,10 +5,10 @@ In: nothing. Out: MEMORY, ERRORS.
 
 from __future__ import annotations
 
-from remote_agent.diagnose.signatures.signature import WRONG_SIZE, neutral, primary, secondary
+from remote_agent.diagnose.signatures.signature import WRONG_SIZE, ended, failed, lost, waited
 
 MEMORY = (
-    primary(
+    failed(
         "cuda_oom",
         "Failed to CUDA calloc",
         "Cuda failure (?:2 )?'out of memory'",
@@ -16,24 +16,24 @@ MEMORY = (
         hint="leave 1-2 GB of GPU memory free; call empty_cache() before a checkpoint gathers tensors",
     ),
     # The limit on locked memory is too low; the host has enough memory.
-    primary("nccl_network", r"ibv_(?:modify_qp|create_\w+|reg_\w+) failed"),
+    failed("nccl_network", r"ibv_(?:modify_qp|create_\w+|reg_\w+) failed"),
 )
 ERRORS = (
-    neutral("cuda_error", "unhandled cuda error", "ncclUnhandledCudaError"),
-    primary("nccl_version_mismatch", "Mismatched NCCL version detected", r"ncclMaxSharedMem \d+ exceeds"),
-    primary(
+    ended("cuda_error", "unhandled cuda error", "ncclUnhandledCudaError"),
+    failed("nccl_version_mismatch", "Mismatched NCCL version detected", r"ncclMaxSharedMem \d+ exceeds"),
+    failed(
         "other",
         "Duplicate GPU detected",
         title="two ranks use the same GPU",
         hint="call torch.cuda.set_device(LOCAL_RANK) before init_process_group",
     ),
-    primary(
+    failed(
         "collective_desync",
         r"Message truncated : received \d+ bytes instead of",
         title=WRONG_SIZE,
         hint="another rank called this collective with another size; TORCH_DISTRIBUTED_DEBUG=DETAIL names it",
     ),
-    secondary(
+    waited(
         "nccl_timeout_watchdog",
         *("Watchdog caught collective operation timeout", "detected by watchdog at work"),
         *("Heartbeat monitor timed out", "watchdog got stuck for", "due to ProcessGroupNCCL watchdog hang"),
@@ -41,25 +41,25 @@ ERRORS = (
         title="NCCL watchdog: a collective timed out",
     ),
     # torch prints this before any NCCL error.
-    neutral("nccl_timeout_watchdog", "Some NCCL operations have failed or timed out"),
-    secondary(
+    ended("nccl_timeout_watchdog", "Some NCCL operations have failed or timed out"),
+    lost(
         "nccl_remote_error",
         *("ncclRemoteError", "remote process exited or there was a network error"),
         "NCCL WARN .*(?:[Cc]onnection closed by remote|Connection reset by peer|Broken pipe|NET/OFI.*with error)",
         r"Connect to \S+ failed ?: Software caused connection abort",
         title="NCCL lost the connection to a peer",
     ),
-    secondary(
+    lost(
         "nccl_remote_error",
         "IBV_WC_WR_FLUSH_ERR",
         r"Got completion (?:from peer|with error)[\s\S]{0,200}?(?:error |status=(?:\w+\()?)5\b",
     ),
-    primary(
+    failed(
         "nccl_network",
         "IBV_WC_RETRY_EXC_ERR",
         r"Got completion (?:from peer|with error)[\s\S]{0,200}?(?:error |status=(?:\w+\()?)(?:12|4)\b",
     ),
-    primary(
+    failed(
         "nccl_network",
         "Bootstrap : no socket interface found",
         r"NCCL WARN Call to \w+ .*failed ?: (?:Connection timed out|No route|Connection refused|Network is unreach)",
@@ -67,8 +67,8 @@ ERRORS = (
         r"socketPollConnect: connect[^\n]*(?:refused|No route|timed out)",
         r"Connect to \S+ failed ?: (?:Connection refused|No route|Connection timed out)",
     ),
-    primary("nccl_system_error", r"nvmlDeviceGetHandleByPciBusId\(\) failed"),
-    neutral(
+    failed("nccl_system_error", r"nvmlDeviceGetHandleByPciBusId\(\) failed"),
+    ended(
         "nccl_system_error",
         "ncclSystemError",
         "unhandled system error",
@@ -78,7 +78,7 @@ ERRORS = (
         "NCCL communicator was aborted",
         "DistBackendError",
     ),
-    primary(
+    failed(
         "nccl_timeout_watchdog",
         r"\[(?P<rank>\d+(?:, \d+)*)\] (?:are the lagging ranks|finished collective #\d+, but didn't join)",
         title="did not reach the collective, according to torch's desync report",

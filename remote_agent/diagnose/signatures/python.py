@@ -8,16 +8,16 @@ from __future__ import annotations
 import os
 import re
 
-from remote_agent.diagnose.signatures.signature import generic, primary
+from remote_agent.diagnose.signatures.signature import failed, weakly
 from remote_agent.text.names import read_number
 
 FILES = (
-    primary(
+    failed(
         "disk_full",
         *("No space left on device", r"Errno 28\b", "Disk quota exceeded", "low on resource: ephemeral-storage"),
         *("PytorchStreamWriter failed writing", r"unexpected pos \d+ vs", r"OSError: \d+ requested and \d+ written"),
     ),
-    primary(
+    failed(
         "checkpoint_corrupt",
         # UnpicklingError alone is not enough: it may only mean that a class is not allowed.
         *("failed finding central directory", "PytorchStreamReader failed", "invalid load key"),
@@ -26,7 +26,7 @@ FILES = (
         "unexpected EOF, expected",
         "Invalid magic number; corrupt file",
     ),
-    primary(
+    failed(
         "permission_import_missing_module",
         "ModuleNotFoundError",
         *(r"\bImportError\b", "ZipImportError", r"metadata\.PackageNotFoundError"),
@@ -37,8 +37,8 @@ FILES = (
     ),
 )
 LOSS = (
-    primary("nan_loss", r"ank (?P<rank>\d+)(?:: | at iteration .*message=')found (?:NaN|Inf) in"),
-    primary(
+    failed("nan_loss", r"ank (?P<rank>\d+)(?:: | at iteration .*message=')found (?:NaN|Inf) in"),
+    failed(
         "nan_loss",
         "[Ll]oss (?:is|became infinite or) (?:nan|NaN|inf)",
         "returned nan values",
@@ -50,13 +50,13 @@ LOSS = (
     ),
 )
 GENERIC_ERRORS = (
-    generic("nan_loss", *(rf"\b{word}['\"]?[:=]? ?(?:nan|NaN)\b" for word in ("loss", "Loss"))),
-    generic("permission_import_missing_module", r": command not found\b"),
-    generic("user_exception", "There are not enough slots available in the system"),
+    weakly("nan_loss", *(rf"\b{word}['\"]?[:=]? ?(?:nan|NaN)\b" for word in ("loss", "Loss"))),
+    weakly("permission_import_missing_module", r": command not found\b"),
+    weakly("user_exception", "There are not enough slots available in the system"),
     # Includes a traceback that a log service has joined into one line.
-    generic("user_exception", "can't open file '", "No such file or directory: '", r"Traceback \(m.{,22}: +File "),
+    weakly("user_exception", "can't open file '", "No such file or directory: '", r"Traceback \(m.{,22}: +File "),
     # This is the last line of a traceback whose beginning is missing. RuntimeError is left out: it can mean anything.
-    generic(
+    weakly(
         "user_exception",
         r"(?m)^(?:\[(?:rank|default)?\d+\]: ?)?(?:Attribute|Type|Value|Key|Index|Name|Assertion|ZeroDivision"
         r"|NotImplemented|Syntax|Indentation|FileNotFound|UnboundLocal|Recursion)Error(?::.*)?$",

@@ -10,13 +10,9 @@ import functools
 import re
 import signal as signals
 from collections.abc import Iterable
-from typing import TypedDict
 
+from remote_agent.diagnose.claims import AWAITED, DIFFER, ENDED, FAILED, LOST, TOLD, WAITED
 from remote_agent.text.names import read_number
-
-# A role says what a match means for the rank: PRIMARY may be the cause; GENERIC may be the cause where nothing is
-# more specific; SECONDARY usually marks a rank that failed as a consequence; NEUTRAL wraps a reason printed elsewhere.
-PRIMARY, GENERIC, SECONDARY, NEUTRAL = "primary", "generic", "secondary", "neutral"
 
 # Titles on which the attribution depends.
 WRONG_SIZE = "received a tensor of another size than expected"
@@ -24,27 +20,20 @@ DIED = "died according to its parent process; its own output does not say why"
 CHILD_FAILED = "a child process failed; see that process's own output"
 
 
-class NamedRanks(TypedDict, total=False):
-    """The ranks that a text names, as fields of its finding."""
-
-    named: tuple[int, ...]
-    peer: int | None
-    awaited: int | None
-
-
 @dataclasses.dataclass(frozen=True)
 class Signature:
-    """Texts that mean the same failure; `title` replaces the matched text in the summary.
+    """Texts that make the same claim; `title` replaces the matched text in the summary.
 
-    The group `rank` names the culprits. The group `peer` names a rank that others differ from: it is the culprit if
-    several ranks name it.
+    The group `rank` names ranks that failed, `peer` one that differs from the author, or for which it waited.
     """
 
     category: str
-    role: str
+    kind: str
     texts: tuple[str, ...]
     title: str = ""
     hint: str = ""
+    weak: bool = False
+    """True where it counts only if nothing is more specific."""
     signal: str = ""
     """The signal that ended the process, according to the text."""
 
@@ -53,31 +42,42 @@ class Signature:
         """One expression for all texts, compiled when it is first searched: most agents never judge a failure."""
         return _compile(self.texts)
 
-    def ranks_in(self, text: str) -> NamedRanks:
-        """Return the ranks that a text names."""
+    @property
+    def is_strong(self) -> bool:
+        """Whether it may be the cause, and says which."""
+        return self.kind == FAILED and not self.weak
+
+    @property
+    def order(self) -> int:
+        """The place among signatures that match one text: causes come first, the mere end of a process last."""
+        return 3 if self.kind == ENDED else 2 if self.kind != FAILED else int(self.weak)
+
+    def others_in(self, text: str) -> tuple[str, tuple[int, ...]]:
+        """Return what a text says of other ranks, and of which."""
         match = self.regex.search(text)
         groups = {} if match is None else match.groupdict()
-        ranks, peer = groups.get("rank"), groups.get("peer")
-        return {
-            "named": tuple(map(read_number, ranks.split(", "))) if ranks else (),
-            "peer": read_number(peer) if peer else None,
-        }
+        if ranks := groups.get("rank"):
+            return FAILED, tuple(map(read_number, ranks.split(", ")))
+        peer = groups.get("peer")
+        return (DIFFER if self.kind == FAILED else AWAITED, (read_number(peer),)) if peer else ("", ())
 
 
-def _signature(role: str, category: str, *texts: str, title: str = "", hint: str = "") -> Signature:
+def _signature(kind: str, category: str, *texts: str, title: str = "", hint: str = "", weak: bool = False) -> Signature:
     """Return the signature of expressions that all mean the same."""
-    return Signature(category, role, texts, title, hint)
+    return Signature(category, kind, texts, title, hint, weak)
 
 
-primary = functools.partial(_signature, PRIMARY)
-generic = functools.partial(_signature, GENERIC)
-secondary = functools.partial(_signature, SECONDARY)
-neutral = functools.partial(_signature, NEUTRAL)
+failed = functools.partial(_signature, FAILED)
+weakly = functools.partial(_signature, FAILED, weak=True)
+lost = functools.partial(_signature, LOST)
+waited = functools.partial(_signature, WAITED)
+told = functools.partial(_signature, TOLD)
+ended = functools.partial(_signature, ENDED)
 
 
-def killed_by(signal: str, word: str, category: str, *also: str, role: str = PRIMARY, title: str = "") -> Signature:
+def killed_by(signal: str, word: str, category: str, *also: str, kind: str = FAILED, title: str = "") -> Signature:
     """Return the signature of a process that a signal ended, as launchers, shells and Python print it, or `also`."""
-    return Signature(category, role, (*_printed_for(signal, word), *also), title, signal=signal)
+    return Signature(category, kind, (*_printed_for(signal, word), *also), title, signal=signal)
 
 
 def _printed_for(name: str, word: str) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
-"""What the evidence of one rank says: its role in the failure, its category, the lines that show it.
+"""What the evidence of one rank says: what kind of claim it makes, its category, the lines that show it.
 
-In: exit, error.json and text of a rank, the notes of its host. Out: Findings, and which of two came first.
+In: exit, error.json and text of a rank, the notes of its host. Out: Claims, and which of two came first.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from remote_agent.diagnose.accusations import accused
+from remote_agent.diagnose.claims import DONE, ENDED, FAILED, OF_OTHERS, STOPPED, WAITED, Claim
 from remote_agent.diagnose.exits import SIGNAL_CATEGORIES, SIGNAL_HINTS, decode_exit, signal_name
 from remote_agent.diagnose.incidents import EvidenceLine
 from remote_agent.diagnose.last_words import (
@@ -31,7 +32,6 @@ from remote_agent.diagnose.last_words import (
 from remote_agent.diagnose.meanings import BETWEEN_RANKS, OF_RANKS, best_match, meaning_of
 from remote_agent.diagnose.signatures import CATEGORIES, Signature
 from remote_agent.diagnose.signatures.python import hint_of
-from remote_agent.diagnose.signatures.signature import GENERIC, NEUTRAL, PRIMARY, SECONDARY
 from remote_agent.diagnose.tracebacks import (
     TRUNCATED,
     Trace,
@@ -46,11 +46,7 @@ from remote_agent.text.shapes import clip, fingerprint, lines_of
 
 if TYPE_CHECKING:
     from remote_agent.diagnose.evidence import RankEvidence
-    from remote_agent.diagnose.signatures.signature import NamedRanks
     from remote_agent.wire.documents import RankExit
-
-# Roles in addition to those of the signatures: failed for an unknown reason, ended by us, succeeded or still running.
-UNEXPLAINED, STOPPED, FINE = "unexplained", "stopped", "fine"
 
 _UNRELATED_WARNING = re.compile(r"(?:\[rank\d+\]:)?\[[IW]\d{4} ")
 _OTHER_STREAM = re.compile(r"\b(?:stdout|nccl)\b[^/]*$")
@@ -74,8 +70,6 @@ _NODE_SAID = re.compile(
 )
 _FULL_NOTE = re.compile(r"(.+): (?:0\.0 of .* MiB free|.*, no inode free)")
 _MAX_NOTES = 3
-# A headline has at most this length where a place follows: a summary must not lose the place.
-_SHORT = 170
 # A process closes its connections before it exits, so the ranks that it disconnects may be seen to fail first.
 _EXIT_NS = 5_000_000_000
 # All ranks save a checkpoint together: they all raise the exception of one rank, and name that rank.
@@ -98,127 +92,40 @@ _MISSING_INPUT = re.compile(
 )
 
 
-# The first of two findings with coarse timestamps is known if the other order is less likely than this.
-_DOUBT = 0.05
-_SAMPLES = 16
-
-
-@dataclasses.dataclass(frozen=True)
-class Finding:
-    """What is known about the end of one rank."""
-
-    rank: int | None
-    node: str | None
-    t_ns: int | None
-    role: str
-    category: str
-    headline: str
-    """What happened, for the summary, without the rank."""
-    place: str = ""
-    hint: str = ""
-    fingerprint: str = ""
-    """Equal for the same failure on another rank or in another generation."""
-    traceback: str | None = None
-    evidence: tuple[EvidenceLine, ...] = ()
-    exit_code: int | None = None
-    exit_signal: str | None = None
-    named: tuple[int, ...] = ()
-    """The ranks that this rank's text names as the culprits."""
-    peer: int | None = None
-    """The rank that, according to this rank's text, differs from it or keeps it waiting."""
-    awaited: int | None = None
-    """The rank for which this rank waited in vain, according to its own exception."""
-    uncertainty_ns: int = 0
-    """How much later than t_ns it may have been: the timestamp has whole seconds."""
-    later_failure: Finding | None = None
-    """The finding of its last exception, if that one is a consequence: the rank may have survived this finding."""
-    proven: bool = False
-    """True when the rank's own traceback, the kernel or the exit code shows it."""
-
-    @property
-    def likely_ns(self) -> int | None:
-        """The most likely time."""
-        return None if self.t_ns is None else self.t_ns + self.uncertainty_ns // 2
-
-    @property
-    def ended(self) -> bool:
-        """Whether the exit of the process was observed."""
-        return self.exit_code is not None or self.exit_signal is not None
-
-    @property
-    def text(self) -> str:
-        """Return headline and place."""
-        if not self.place:
-            return self.headline
-        short = self.headline if len(self.headline) <= _SHORT else f"{self.headline[: _SHORT - 1]}…"
-        return f"{short} in {self.place}"
-
-
-def in_order(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the findings by time; those without a time by their lines if all are of one file, otherwise by rank.
-
-    If no times are known, the ranks' own text comes before a launcher's.
-    """
-    every = list(findings)
-    files = {line.file for each in every if each.likely_ns is None for line in each.evidence[:1]}
-
-    def order(finding: Finding) -> tuple[bool, int, bool, int, int]:
-        line = finding.evidence[0].line if finding.evidence and len(files) == 1 else None
-        rank = -1 if finding.rank is None else finding.rank
-        return finding.likely_ns is None, finding.likely_ns or 0, finding.rank is None, line or 0, rank
-
-    return sorted(every, key=order)
-
-
-def is_likely_first(first: Finding, other: Finding) -> bool:
-    """Return whether one very likely came first, given the uncertainty of their times; False without times."""
-    if first.t_ns is None or other.t_ns is None:
-        return False
-    # Every time within the uncertainty is equally likely.
-    samples = (first.t_ns + first.uncertainty_ns * (2 * number + 1) // (2 * _SAMPLES) for number in range(_SAMPLES))
-    earlier = [min(1.0, max(0.0, (t_ns - other.t_ns) / max(1, other.uncertainty_ns))) for t_ns in samples]
-    return sum(earlier) / _SAMPLES < _DOUBT
-
-
-def read_ranks(every: Iterable[RankEvidence], notes: Mapping[str, Sequence[str]]) -> list[Finding]:
+def read_ranks(every: Iterable[RankEvidence], notes: Mapping[str, Sequence[str]]) -> list[Claim]:
     """Return what ended each rank; notes: by node.
 
     A rank that kept running until others had failed did not fail for the reason in its earlier output.
     """
-    findings = [read_rank(each, notes.get(each.node or "", ())) for each in every]
-    failures = (
-        each for each in findings if each.role in (PRIMARY, UNEXPLAINED) and each.later_failure is None and each.ended
-    )
+    claims = [read_rank(each, notes.get(each.node or "", ())) for each in every]
+    failures = (each for each in claims if each.kind in (FAILED, ENDED) and each.later is None and each.ended)
     first_ns = min((each.t_ns for each in failures if each.t_ns is not None), default=None)
     if first_ns is None:
-        return findings
-    return [
-        each.later_failure if each.later_failure and (each.t_ns or 0) > first_ns - _EXIT_NS else each
-        for each in findings
-    ]
+        return claims
+    return [each.later if each.later and (each.t_ns or 0) > first_ns - _EXIT_NS else each for each in claims]
 
 
-def read_rank(evidence: RankEvidence, notes: Sequence[str] = ()) -> Finding:
+def read_rank(evidence: RankEvidence, notes: Sequence[str] = ()) -> Claim:
     """Return what this rank's evidence says; notes: from its node's kernel, cgroup and file systems."""
-    finding = _with_node(_read(evidence, notes))
-    raised = _RAISED_ON.search(evidence.tail) if finding.role == PRIMARY and not finding.named else None
+    claim = _with_node(_read(evidence, notes))
+    raised = _RAISED_ON.search(evidence.tail) if claim.kind == FAILED and not claim.of(FAILED) else None
     if raised is not None:
-        finding = dataclasses.replace(finding, named=tuple(map(read_number, raised[1].split(", "))))
-    related = _RELATED_NOTES.get(finding.category)
-    if finding.role != PRIMARY or not notes:
-        return finding
+        claim = dataclasses.replace(claim, says=FAILED, others=tuple(map(read_number, raised[1].split(", "))))
+    related = _RELATED_NOTES.get(claim.category)
+    if claim.kind != FAILED or not notes:
+        return claim
     related_notes = [note for note in notes if _names(note, evidence) or (related is not None and related.search(note))]
-    lines = dict.fromkeys((*finding.evidence, *_as_evidence(evidence, related_notes)))
-    return dataclasses.replace(finding, evidence=tuple(lines))
+    lines = dict.fromkeys((*claim.evidence, *_as_evidence(evidence, related_notes)))
+    return dataclasses.replace(claim, evidence=tuple(lines))
 
 
-def _with_node(finding: Finding) -> Finding:
-    """Return the finding with the node that its first line names: that of a scheduler, or of a host's own log."""
-    if finding.node is not None or not finding.evidence:
-        return finding
-    named = _NODE_SAID.search(finding.evidence[0].text)
-    node = next(filter(None, named.groups())) if named is not None else finding.evidence[0].node
-    return dataclasses.replace(finding, node=node)
+def _with_node(claim: Claim) -> Claim:
+    """Return the claim with the node that its first line names: that of a scheduler, or of a host's own log."""
+    if claim.node is not None or not claim.evidence:
+        return claim
+    named = _NODE_SAID.search(claim.evidence[0].text)
+    node = next(filter(None, named.groups())) if named is not None else claim.evidence[0].node
+    return dataclasses.replace(claim, node=node)
 
 
 def _names(note: str, evidence: RankEvidence) -> bool:
@@ -231,7 +138,7 @@ def _as_evidence(evidence: RankEvidence, notes: Sequence[str]) -> tuple[Evidence
     return tuple(EvidenceLine(evidence.node, None, None, None, clip(note)) for note in notes[:_MAX_NOTES])
 
 
-def _read(evidence: RankEvidence, notes: Sequence[str]) -> Finding:
+def _read(evidence: RankEvidence, notes: Sequence[str]) -> Claim:
     exit_ = evidence.exit or {}
     code, signal = exit_.get("code"), signal_name(exit_.get("code"), exit_.get("signal"))
     if evidence.stopped_by_us:
@@ -241,23 +148,23 @@ def _read(evidence: RankEvidence, notes: Sequence[str]) -> Finding:
         # The signal was ours: it is not how the rank failed.
         return dataclasses.replace(failed, exit_signal=None) if failed else _stopped(evidence, code, signal)
     if evidence.exit is not None and signal is None and code == 0:
-        return _base(evidence, FINE, "other", decode_exit(code, None))
+        return _base(evidence, DONE, "other", decode_exit(code, None))
     if signal is not None:
         return _signalled(evidence, signal, notes)
-    finding = _from_text(evidence)
-    if finding is None and evidence.exit is None:
-        return _base(evidence, FINE, "other", "")
+    claim = _from_text(evidence)
+    if claim is None and evidence.exit is None:
+        return _base(evidence, DONE, "other", "")
     how = decode_exit(code, None)
-    finding = _unexplained(evidence, how) if finding is None else _with_time(finding, evidence)
-    full = next(filter(None, map(_FULL_NOTE.match, notes)), None) if finding.role == UNEXPLAINED else None
-    return finding if full is None else _on_full_disk(finding, f"{how}, and no space is left in {full[1]}")
+    claim = _unexplained(evidence, how) if claim is None else _with_time(claim, evidence)
+    full = next(filter(None, map(_FULL_NOTE.match, notes)), None) if claim.kind == ENDED else None
+    return claim if full is None else _on_full_disk(claim, f"{how}, and no space is left in {full[1]}")
 
 
-def _on_full_disk(finding: Finding, headline: str) -> Finding:
-    """Return the finding of a script that could not say why it failed: there was no space for it."""
+def _on_full_disk(claim: Claim, headline: str) -> Claim:
+    """Return the claim of a script that could not say why it failed: there was no space for it."""
     return dataclasses.replace(
-        finding,
-        role=PRIMARY,
+        claim,
+        kind=FAILED,
         category="disk_full",
         headline=clip(headline),
         hint=CATEGORIES["disk_full"].hint,
@@ -266,25 +173,25 @@ def _on_full_disk(finding: Finding, headline: str) -> Finding:
     )
 
 
-def _with_time(finding: Finding, evidence: RankEvidence) -> Finding:
-    """Return the finding with the time that the text shows, unless it has a time already."""
-    if finding.t_ns is not None or evidence.time_of_line is None or not finding.evidence:
-        return finding
-    proof = finding.evidence[0]
+def _with_time(claim: Claim, evidence: RankEvidence) -> Claim:
+    """Return the claim with the time that the text shows, unless it has a time already."""
+    if claim.t_ns is not None or evidence.time_of_line is None or not claim.evidence:
+        return claim
+    proof = claim.evidence[0]
     if (proof.file, proof.line) not in evidence.places:
-        return finding
+        return claim
     index = list(evidence.places).index((proof.file, proof.line))
     time = evidence.time_of_line(lines_of(evidence.tail), index)
-    return finding if time is None else dataclasses.replace(finding, t_ns=time[0], uncertainty_ns=time[1])
+    return claim if time is None else dataclasses.replace(claim, t_ns=time[0], uncertainty_ns=time[1])
 
 
-def _unexplained(evidence: RankEvidence, how: str) -> Finding:
-    """Return the finding of an exit with an error code and no exception; its last line may still say why."""
+def _unexplained(evidence: RankEvidence, how: str) -> Claim:
+    """Return the claim of an exit with an error code and no exception; its last line may still say why."""
     own = own_lines(evidence.tail)
     reason = find_reason(own)
     if reason is not None:
         return dataclasses.replace(
-            _base(evidence, UNEXPLAINED, "other", clip(f"{how}: {reason[1]}")),
+            _base(evidence, ENDED, "other", clip(f"{how}: {reason[1]}")),
             hint=CATEGORIES["sigabrt"].hint,
             evidence=(_line(evidence, reason[0]),),
             proven=True,
@@ -292,7 +199,7 @@ def _unexplained(evidence: RankEvidence, how: str) -> Finding:
     dump = next((trace for trace in find_traces(evidence.tail) if trace.fault), None)
     if dump is not None and dump.user_frame is not None:
         return dataclasses.replace(
-            _base(evidence, UNEXPLAINED, "other", clip(f"{how}: {_line(evidence, dump.first_line).text}")),
+            _base(evidence, ENDED, "other", clip(f"{how}: {_line(evidence, dump.first_line).text}")),
             place=dump.user_frame.place(),
             traceback=dump.text,
             evidence=(_line(evidence, dump.first_line),),
@@ -305,28 +212,28 @@ def _unexplained(evidence: RankEvidence, how: str) -> Finding:
     error = find_first_error(own)
     if error is not None:
         return dataclasses.replace(
-            _base(evidence, UNEXPLAINED, "other", clip(f"{how}: {error[1]}")),
+            _base(evidence, ENDED, "other", clip(f"{how}: {error[1]}")),
             hint=hint_of("", error[1]) or "check the lines around the one shown",
             evidence=(_line(evidence, error[0]),),
             proven=True,
         )
     last = f", last line of stderr: {lines[0].text}" if lines else " and printed nothing on stderr"
     return dataclasses.replace(
-        _base(evidence, UNEXPLAINED, "other", clip(how + last)),
+        _base(evidence, ENDED, "other", clip(how + last)),
         hint="check stdout too, and look for sys.exit or os._exit in the script",
         evidence=lines,
         proven=True,
     )
 
 
-def _base(evidence: RankEvidence, role: str, category: str, headline: str) -> Finding:
+def _base(evidence: RankEvidence, kind: str, category: str, headline: str) -> Claim:
     exit_ = evidence.exit or {}
     code, signal = exit_.get("code"), exit_.get("signal")
-    return Finding(
+    return Claim(
         rank=evidence.rank,
         node=evidence.node,
         t_ns=_time_of(evidence),
-        role=role,
+        kind=kind,
         category=category,
         headline=headline,
         hint=CATEGORIES[category].hint,
@@ -344,7 +251,7 @@ def _time_of(evidence: RankEvidence) -> int | None:
     return min([*times, *([ended_ns] if (ended_ns := exit_.get("t_ns")) is not None else [])], default=None)
 
 
-def _from_text(evidence: RankEvidence) -> Finding | None:
+def _from_text(evidence: RankEvidence) -> Claim | None:
     """Return what the rank's exception or, without one, its text says; None: nothing known."""
     in_tail = find_traces(evidence.tail)
     if evidence.error and evidence.error.get("message"):
@@ -361,20 +268,20 @@ def _from_text(evidence: RankEvidence) -> Finding | None:
     first = next((number for number, trace in enumerate(own) if not trace.background), len(own))
     own = [trace for number, trace in enumerate(own) if number < first or not trace.background]
     truncated = own.pop() if own and own[-1].type == TRUNCATED else None
-    finding = _cause_in(evidence, own, in_tail)
-    if finding is None and truncated is None and evidence.exit is None:
+    claim = _cause_in(evidence, own, in_tail)
+    if claim is None and truncated is None and evidence.exit is None:
         bare = last_exception("\n".join(own_lines(evidence.tail)))
         return None if bare is None else _from_trace(evidence, bare, meaning_of(bare), [bare], [bare])
-    if finding is None and truncated is not None:
-        return dataclasses.replace(_from_trace(evidence, truncated, None, [truncated], in_tail), role=UNEXPLAINED)
+    if claim is None and truncated is not None:
+        return dataclasses.replace(_from_trace(evidence, truncated, None, [truncated], in_tail), kind=ENDED)
     last = own[-1] if own and not own[-1].link else None
     meaning = None if last is None else meaning_of(last)
-    if finding is None or finding.role != PRIMARY or last is None or meaning is None or meaning.role != SECONDARY:
-        return finding
-    return dataclasses.replace(finding, later_failure=_from_trace(evidence, last, meaning, [last], in_tail))
+    if claim is None or claim.kind != FAILED or last is None or meaning is None or meaning.kind not in OF_OTHERS:
+        return claim
+    return dataclasses.replace(claim, later=_from_trace(evidence, last, meaning, [last], in_tail))
 
 
-def _cause_in(evidence: RankEvidence, own: list[Trace], in_tail: list[Trace]) -> Finding | None:
+def _cause_in(evidence: RankEvidence, own: list[Trace], in_tail: list[Trace]) -> Claim | None:
     chosen = _cause_of(own)
     match = _match_in(evidence, in_tail)
     if chosen is not None:
@@ -382,13 +289,11 @@ def _cause_in(evidence: RankEvidence, own: list[Trace], in_tail: list[Trace]) ->
         awaited = next((each for each in reversed(in_tail) if each.background and not each.unraisable), None)
         if meaning is None and awaited is not None and _MISSING_INPUT.search(trace.type):
             trace, meaning, own = awaited, meaning_of(awaited), [awaited]
-        earlier = (
-            match is not None and match[0].role in (PRIMARY, GENERIC) and not _ends(evidence.tail, in_tail, *match)
-        )
+        earlier = match is not None and match[0].kind == FAILED and not _ends(evidence.tail, in_tail, *match)
         if match is not None and _crashed_before(evidence.tail, trace, meaning, *match):
             return _from_match(evidence, *match)
-        wrapped = meaning is not None and meaning.role == NEUTRAL and match is not None and match[0].role == SECONDARY
-        if meaning is None or meaning.role == PRIMARY or not (earlier or wrapped):
+        wrapped = meaning is not None and meaning.kind == ENDED and match is not None and match[0].kind in OF_OTHERS
+        if meaning is None or meaning.is_strong or not (earlier or wrapped):
             return _from_trace(evidence, trace, meaning, own, in_tail)
     return _from_match(evidence, *match) if match is not None else None
 
@@ -402,24 +307,24 @@ def _is_in_chain_of(trace: Trace, every: Sequence[Trace]) -> bool:
 def _ends(text: str, traces: Iterable[Trace], meaning: Signature, match: re.Match[str]) -> bool:
     """Return whether the match is only the own line of one of these exceptions, which have been read already."""
     line = text.count("\n", 0, match.start())
-    return meaning.role == GENERIC and any(trace.last_line == line for trace in traces)
+    return meaning.weak and any(trace.last_line == line for trace in traces)
 
 
 def _crashed_before(text: str, trace: Trace, own: Signature | None, meaning: Signature, match: re.Match[str]) -> bool:
     """Return whether the job ended before an exception, or a host or device crashed before one without a meaning."""
     line = text.count("\n", 0, match.start())
     crashed = meaning.category in _CRASHES if own is None else meaning.category == "signal_preempted"
-    return meaning.role == PRIMARY and crashed and line < trace.first_line and not trace.fault
+    return meaning.is_strong and crashed and line < trace.first_line and not trace.fault
 
 
 def _cause_of(traces: list[Trace]) -> tuple[Trace, Signature | None] | None:
-    """Return the exception that shows the cause: the first PRIMARY one, or else the last one without a meaning.
+    """Return the exception that shows the cause: the first FAILED one, or else the last one without a meaning.
 
     Exceptions that are raised because of another one, or while it is handled, have its meaning.
     """
     every = [(trace, meaning_of(trace)) for trace in traces]
     for trace, meaning in every:
-        if meaning is not None and meaning.role == PRIMARY:
+        if meaning is not None and meaning.is_strong:
             return trace, meaning
     plain: list[Trace] = []
     begins_plain = True
@@ -456,7 +361,7 @@ def _match_in(evidence: RankEvidence, traces: Iterable[Trace]) -> tuple[Signatur
         if meaning.category in BETWEEN_RANKS and has_ended and number < len(lines):
             return OF_RANKS.search(lines[number]) is not None
         # Steps with a bad loss are judged by the steps that follow.
-        if meaning.role not in (PRIMARY, GENERIC) or meaning.category == "nan_loss" or number >= len(lines):
+        if meaning.kind != FAILED or meaning.category == "nan_loss" or number >= len(lines):
             return True
         # A launcher warns that it was told to end.
         is_warning = is_handled(lines[number]) and meaning.category != "signal_preempted"
@@ -468,17 +373,17 @@ def _match_in(evidence: RankEvidence, traces: Iterable[Trace]) -> tuple[Signatur
     return best_match(evidence.tail, (), lambda _, place: bisect.bisect_left(ends, place) not in reported)
 
 
-def _role(meaning: Signature | None) -> str:
-    if meaning is None or meaning.role == GENERIC:
-        return PRIMARY
+def _kind(meaning: Signature | None) -> str:
+    if meaning is None:
+        return FAILED
     # torch prints it before any NCCL error, so it does not say which one.
     waited = meaning.category == "nccl_timeout_watchdog"
-    return (SECONDARY if waited else UNEXPLAINED) if meaning.role == NEUTRAL else meaning.role
+    return WAITED if waited and meaning.kind == ENDED else meaning.kind
 
 
 def _from_trace(
     evidence: RankEvidence, trace: Trace, meaning: Signature | None, own: list[Trace], in_tail: list[Trace]
-) -> Finding:
+) -> Claim:
     category = meaning.category if meaning is not None else "user_exception"
     title = meaning.title if meaning is not None else ""
     frame = trace.user_frame
@@ -489,14 +394,16 @@ def _from_trace(
     special = (meaning.hint if meaning is not None else "") or hint_of(trace.type, trace.message)
     place = (evidence.files.get("error"), None) if printed is None else evidence.place(printed.last_line)
     function = f"{frame.file.rpartition('/')[2]}:{frame.function}" if frame is not None else ""
+    says, others = _others_in(trace, meaning, evidence.rank)
     return dataclasses.replace(
-        _base(evidence, _role(meaning), category, title or clip(_full_headline(trace, own, child_error)) or "failed"),
+        _base(evidence, _kind(meaning), category, title or clip(_full_headline(trace, own, child_error)) or "failed"),
         place=frame.place() if frame is not None else "",
         hint=special or CATEGORIES[category].hint,
         fingerprint=fingerprint(category, trace.type, function, trace.message),
         traceback=join_traces(own),
         evidence=(EvidenceLine(evidence.node, evidence.rank, *place, clip(trace.line)),),
-        **_ranks_in(trace, meaning, evidence.rank),
+        says=says,
+        others=others,
         proven=trace.type != TRUNCATED,
     )
 
@@ -518,27 +425,27 @@ def _full_headline(trace: Trace, own: Sequence[Trace], child_error: str) -> str:
     return f"{trace.headline} ({'from' if 'direct cause' in trace.link else 'while handling'} {root.headline})"
 
 
-def _ranks_in(trace: Trace, meaning: Signature | None, rank: int | None) -> NamedRanks:
-    """Return the ranks that an exception names."""
+def _others_in(trace: Trace, meaning: Signature | None, rank: int | None) -> tuple[str, tuple[int, ...]]:
+    """Return what an exception says of other ranks, and of which."""
     text = f"{trace.type}: {trace.message}"
-    known: NamedRanks = {} if meaning is None else meaning.ranks_in(text)
-    if known.get("named") or known.get("peer") is not None or _role(meaning) != PRIMARY:
-        return known
-    return accused(text, rank)
+    known = ("", ()) if meaning is None else meaning.others_in(text)
+    return known if known[1] or _kind(meaning) != FAILED else accused(text, rank)
 
 
-def _from_match(evidence: RankEvidence, meaning: Signature, match: re.Match[str]) -> Finding:
+def _from_match(evidence: RankEvidence, meaning: Signature, match: re.Match[str]) -> Claim:
     line = _line(evidence, evidence.tail.count("\n", 0, match.start()))
-    base = _base(evidence, _role(meaning), meaning.category, meaning.title or line.text)
+    base = _base(evidence, _kind(meaning), meaning.category, meaning.title or line.text)
+    says, others = meaning.others_in(match.group())
     return dataclasses.replace(
         base,
         hint=meaning.hint or CATEGORIES[meaning.category].hint,
         fingerprint=fingerprint(meaning.category, "", "", meaning.title or line.text),
         evidence=(line,),
-        **meaning.ranks_in(match.group()),
+        says=says,
+        others=others,
         # The text does not name the sender of SIGKILL.
         proven=meaning.signal != "SIGKILL" and (bool(meaning.signal) or "exitcode" in match.group()),
-        exit_signal=meaning.signal if meaning.signal and meaning.role == PRIMARY else base.exit_signal,
+        exit_signal=meaning.signal if meaning.signal and meaning.is_strong else base.exit_signal,
     )
 
 
@@ -549,8 +456,8 @@ def _line(evidence: RankEvidence, number: int) -> EvidenceLine:
     return EvidenceLine(node, evidence.rank, *evidence.place(number), clip(text))
 
 
-def _signalled(evidence: RankEvidence, signal: str, notes: Sequence[str]) -> Finding:
-    """Return the finding of a process that was ended by a signal of others."""
+def _signalled(evidence: RankEvidence, signal: str, notes: Sequence[str]) -> Claim:
+    """Return the claim of a process that was ended by a signal of others."""
     if signal == "SIGKILL":
         return _killed(evidence, notes)
     category = SIGNAL_CATEGORIES.get(signal, "other")
@@ -578,7 +485,7 @@ def _signalled(evidence: RankEvidence, signal: str, notes: Sequence[str]) -> Fin
     frame = dump.user_frame if dump is not None else None
     function = f"{frame.file.rpartition('/')[2]}:{frame.function}" if frame is not None else ""
     return dataclasses.replace(
-        _base(evidence, PRIMARY, category, headline),
+        _base(evidence, FAILED, category, headline),
         place=frame.place() if frame is not None else "",
         fingerprint=fingerprint(category, signal, function, "" if last_words is None else last_words[1]),
         traceback=dump.text if dump is not None else None,
@@ -593,7 +500,7 @@ def _sender(exit_: RankExit, signal: str) -> str:
     return ", sent by an operator" if exit_.get("sent") == signal else " from outside (not by supervisor)"
 
 
-def _killed(evidence: RankEvidence, notes: Sequence[str]) -> Finding:
+def _killed(evidence: RankEvidence, notes: Sequence[str]) -> Claim:
     oom = [note for note in notes if _OOM_NOTE.search(note)]
     named = [note for note in oom if _names(note, evidence)]
     pressure = [note for note in notes if _PRESSURE_NOTE.search(note)]
@@ -601,7 +508,7 @@ def _killed(evidence: RankEvidence, notes: Sequence[str]) -> Finding:
     if proof:
         how = "killed by the host's OOM killer" if oom else "killed by SIGKILL while the host ran out of memory"
         return dataclasses.replace(
-            _base(evidence, PRIMARY, "host_oom_kill", how),
+            _base(evidence, FAILED, "host_oom_kill", how),
             evidence=_as_evidence(evidence, proof),
             fingerprint=fingerprint("host_oom_kill", "SIGKILL", "", ""),
             proven=bool(named),
@@ -611,7 +518,7 @@ def _killed(evidence: RankEvidence, notes: Sequence[str]) -> Finding:
         "likely the kernel's OOM killer, or a manual kill -9: check dmesg -T and the cgroup's memory.events on the node"
     )
     return dataclasses.replace(
-        _base(evidence, PRIMARY, "other", f"killed by SIGKILL{_sender(exit_, 'SIGKILL')}"),
+        _base(evidence, FAILED, "other", f"killed by SIGKILL{_sender(exit_, 'SIGKILL')}"),
         hint="the event signal_sent names the operator" if exit_.get("sent") == "SIGKILL" else unknown_sender,
         fingerprint=fingerprint("other", "SIGKILL", "", ""),
         evidence=_last_output(evidence),
@@ -624,26 +531,26 @@ def _before_our_signal(evidence: RankEvidence, t_ns: int | None) -> bool:
     return t_ns is not None and asked_ns is not None and t_ns < asked_ns
 
 
-def _stopped(evidence: RankEvidence, code: int | None, signal: str | None) -> Finding:
-    """Return the finding of a rank that we ended: never a cause, but it may carry the cause's own exception."""
+def _stopped(evidence: RankEvidence, code: int | None, signal: str | None) -> Claim:
+    """Return the claim of a rank that we ended: never a cause, but it may carry the cause's own exception."""
     how = f"stopped by supervisor ({signal})" if signal else f"stopped by supervisor (exit {code})"
-    finding = _from_text(evidence)
-    if finding is None and _before_our_signal(evidence, (evidence.exit or {}).get("over_ns")):
+    claim = _from_text(evidence)
+    if claim is None and _before_our_signal(evidence, (evidence.exit or {}).get("over_ns")):
         if code and signal is None:
             return _unexplained(evidence, decode_exit(code, None))
-        return _base(evidence, FINE, "other", "its script had ended")
-    if finding is None:
+        return _base(evidence, DONE, "other", "its script had ended")
+    if claim is None:
         return _base(evidence, STOPPED, "signal_preempted", how)
     # A process that has recorded its exception may take seconds to exit: our signal came after it.
-    failed_itself = finding.role == PRIMARY and (code != 0 if signal is None else evidence.error is not None)
-    keeps = failed_itself or finding.role == SECONDARY
+    failed_itself = claim.kind == FAILED and (code != 0 if signal is None else evidence.error is not None)
+    keeps = failed_itself or claim.kind in OF_OTHERS
     return dataclasses.replace(
-        finding,
-        role=STOPPED,
-        category=finding.category if keeps else "signal_preempted",
-        headline=finding.headline if keeps else how,
-        place=finding.place if failed_itself else "",
-        fingerprint=finding.fingerprint if failed_itself else "",
+        claim,
+        kind=STOPPED,
+        category=claim.category if keeps else "signal_preempted",
+        headline=claim.headline if keeps else how,
+        place=claim.place if failed_itself else "",
+        fingerprint=claim.fingerprint if failed_itself else "",
     )
 
 
