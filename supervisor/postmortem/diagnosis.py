@@ -65,8 +65,10 @@ _PRESENT = re.compile(
     r"for rank: (?P<waits>\d+), .*\bworld_size=(?P<of>\d+)|GLOBAL_RANK: (?P<is>\d+), MEMBER: \d+/(?P<of2>\d+)"
 )
 # The first matches a line that names the process of a rank, the second a kernel's line about a process.
-_PROCESS_OF = re.compile(r"\b[Rr]ank (?P<rank>\d+),? pid[ =:]{1,2}(?P<pid>\d+)\b")
-_OF_PROCESS = re.compile(r"Killed process (\d+)\b|\btask [^\s:]+:(\d+) blocked for")
+_PROCESS_OF = re.compile(
+    r"\b[Rr]ank (?P<rank>\d+),? pid[ =:]{1,2}(?P<pid>\d+)\b|\(PID:(?P<pid2>\d+),.* RankID:(?P<rank2>\d+)\)"
+)
+_OF_PROCESS = re.compile(r"Killed process (\d+)\b|\btask [^\s:]+:(\d+) blocked for|\[PID: (\d+)\]")
 _UNCAUGHT = re.compile(r"Traceback \(most recent call last\)|Fatal Python error|terminate called")
 # Half-precision training sometimes reduces the scale of the loss, which is harmless if this many good steps follow.
 _SKIPPED = re.compile(r"OVERFLOW! Rank \d+ Skipping step|\b(?:[Ll]oss|grad[_ ]norm)['\"]?[:=]? ?(?:nan|NaN)\b")
@@ -207,16 +209,16 @@ def _join_loose(runs: dict[tuple[str, int], Generation]) -> None:
 
 
 def _give_to_ranks(run: Generation) -> None:
-    """Give each rank the lines of a kernel that are about its process, where the ranks' texts say which that is."""
+    """Give each rank the lines of no rank that name its process, where the texts say which that is."""
     unowned = run.ranks.get(None)
     if unowned is None or not any(_OF_PROCESS.search(line.text) for _, line in unowned.lines):
         return
     said = (match for each in run.ranks.values() for _, line in each.lines if (match := _PROCESS_OF.search(line.text)))
-    ranks = {match["pid"]: read_number(match["rank"]) for match in said}
+    ranks = {match["pid"] or match["pid2"]: read_number(match["rank"] or match["rank2"]) for match in said}
     left = []
     for name, line in unowned.lines:
         about = _OF_PROCESS.search(line.text)
-        rank = None if about is None else ranks.get(about[1] or about[2])
+        rank = None if about is None else ranks.get(next(filter(None, about.groups())))
         if rank is None:
             left.append((name, line))
         else:

@@ -20,6 +20,10 @@ from remote_agent.diagnose.tracebacks import HEAD
 _CONTROL = re.compile(r"\x1b\[[\d;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 # A launcher's record may be printed behind an unfinished line.
 _GLUED = re.compile(r"(?<=\S)(?:WARNING|ERROR|INFO):torch\.distributed\..*")
+# A progress bar that was not ended stands before the next record.
+_BAR = re.compile(r"^.*\d%\|[^\]\n]*\](?=[A-Z\[])")
+# Python marks a place in a line of code like this; processes that print at once tear such a line.
+_CARETS = re.compile(r"[~^]{2,}")
 # A traceback is searched for in this many lines below its head; it has at least this many lines.
 _NEAR = 200
 _LEAST = 3
@@ -61,7 +65,59 @@ def clean(text: str) -> str:
     """Return a line without colours and control characters, as a terminal finally shows it."""
     text = text.rstrip("\r\n")
     text = text if text.isprintable() else _CONTROL.sub("", text).rpartition("\r")[2]
+    text = _BAR.sub("", text) if "%|" in text else text
     return _GLUED.sub("", text) if ":torch.distributed." in text else text
+
+
+def untorn(lines: list[FileLine]) -> list[FileLine]:
+    """Return the lines with a traceback that several processes printed into each other put together, once for each.
+
+    Such a text begins with several heads, and has each line several times, or as one line.
+    """
+    whole: list[FileLine] = []
+    index = 0
+    while index < len(lines):
+        copies = 1
+        while (
+            index + copies < len(lines)
+            and copies < _NEAR
+            and all(each.text.strip() == HEAD for each in lines[index + copies - 1 : index + copies + 1])
+        ):
+            copies += 1
+        if copies == 1:
+            whole.append(_without_carets(lines[index], lines[max(0, index - _LEAST * 2) : index]))
+            index += 1
+            continue
+        block, index = _torn(lines, index, copies)
+        whole += block * copies
+    return whole
+
+
+def _torn(lines: list[FileLine], start: int, copies: int) -> tuple[list[FileLine], int]:
+    """Return one of the tracebacks that begin here, and the index of the line after all of them."""
+    block = [lines[start]]
+    end = min(len(lines), start + copies * _NEAR)
+    for index in range(start + copies, end):
+        text = _once(_CARETS.sub("", lines[index].text), copies)
+        if len(block) > 1 and block[-1].text[:1].strip() and text != block[-1].text:
+            return block, index
+        if text.strip() and text != block[-1].text:
+            block.append(lines[index]._replace(text=text))
+    return block, end
+
+
+def _once(text: str, copies: int) -> str:
+    """Return what several processes printed into one line: the same text, or the pieces of an exception."""
+    pieces = re.fullmatch(rf"(.+?)\1{{{copies - 1}}}(?:(: )\2{{{copies - 1}}}(.+?)\3{{{copies - 1}}})?", text)
+    return "".join(filter(None, pieces.groups())) if pieces is not None else text
+
+
+def _without_carets(line: FileLine, before: Sequence[FileLine]) -> FileLine:
+    """Return a line below a frame without the marks of another process's traceback, where these tear it."""
+    if "^^" not in line.text or not any('File "' in each.text for each in before):
+        return line
+    text = _CARETS.sub("", line.text)
+    return line._replace(text=text.strip() if HEAD in text else text) if text.strip() else line
 
 
 def without_json(lines: Sequence[FileLine]) -> list[FileLine]:

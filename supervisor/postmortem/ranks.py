@@ -14,8 +14,9 @@ import re
 from collections.abc import Iterable, Sequence
 
 from remote_agent.diagnose.signatures.launcher import WORKER_DIED
+from remote_agent.diagnose.tracebacks import find_traces
 from remote_agent.text.names import read_number
-from supervisor.postmortem.lines import FileLine, without_collector, without_json, without_prefixes
+from supervisor.postmortem.lines import FileLine, untorn, without_collector, without_json, without_prefixes
 
 # Tags of every line: a line without one belongs to no rank.
 _LINE_TAGS = (
@@ -43,6 +44,8 @@ _RECORD_TAGS = (
     re.compile(r"^-- Process (?P<rank>\d+) terminated with the following error"),
     re.compile(r"^(?:\[[^\]]*\] ?)?\[[^\]]*\b[Rr]ank (?P<rank>\d+)\]"),
     re.compile(r"^\[[\d\-: ,.]+ (?:DP\d+ )?TP(?P<rank>\d+)\b[^\]]*\]"),
+    # Huawei's collective library.
+    re.compile(r"^\[[A-Z]+\] \S+ \(PID:\d+, Device:\d+, RankID:(?P<rank>\d+)\)"),
     # Servers put the parent processes of a worker before it.
     re.compile(r"^(?:\[[\dT:.Z-]+\] )?(?:\(\w+ pid=\d+\) )*\(\w+[ \[]rank=(?P<rank>\d+)\b[^)]*\)"),
     re.compile(r"^(?:\(\w+ pid=\d+\) )*\(\w*Worker[ _](?:DP\d+_)?TP(?P<rank>\d+)\w* pid=\d+\)"),
@@ -57,17 +60,26 @@ _RECORD_BEGINS = frozenset("[(- ")
 _NCCL = re.compile(
     r"(?<![\w.-])(?P<host>[\w.-]+):(?P<pid>\d+):\d+ \[(?P<device>\d+)\] (?=(?:\S{1,80} ){0,2}[NR]?CCL\b|[a-z/_]+\.cc)"
 )
-_NODES = re.compile(r"\b(?:[2-9]|\d\d+) nodes\b|\bn(?:um_)?nodes[=: ]+(?:[2-9]|\d\d+)\b")
 _NCCL_RANK = re.compile(r"\brank (?P<rank>\d+) nranks \d+|\brank (?P<rank2>\d+) nRanks \d+")
 # torchrun's last message about a rank.
 _FAILED = re.compile(r"failed \(exitcode: -?\d+\) local_rank: (?P<rank>\d+) \(pid: \d+\)")
 _CHILD = re.compile(r"^Child process \d+ \(local_rank (?P<rank>\d+)\) FAILED \(exitcode ")
 _TORCH_TAG = re.compile(r"\[rank(\d+)\]")
-# torchrun numbers the ranks of its node from 0; its summary, and torch's tag after its own, give the global rank.
+# A launcher numbers the ranks of its node from 0; its summary, and torch's tag after its own, give the global rank.
 _LOCAL = re.compile(r"local_rank|\[default\d+\]:$")
 _LOCAL_TO_GLOBAL = re.compile(
     r"^\s*rank\s*: (?P<rank>\d+) \(local_rank: (?P<local>\d+)\)|\[default(?P<local2>\d+)\]: ?\[rank(?P<rank2>\d+)\]"
 )
+# How many nodes, and processes on each, there are, as commands and launchers print it.
+_SIZES = re.compile(
+    r"\b(?P<name>n(?:um_)?nodes|nproc[_-]per[_-]node|num_local_procs|node[_-]rank|(?:dist_)?world[_ ]?size)"
+    r"['\"]?[=: ]{1,2}(?P<value>\d+)\b(?!:\d)|\b(?P<nodes>\d+) nodes\b"
+)
+_SAME = {
+    **dict.fromkeys((None, "num_nodes"), "nnodes"),
+    **dict.fromkeys(("nproc-per-node", "num_local_procs"), "nproc_per_node"),
+    "node-rank": "node_rank",
+}
 # Composer's launcher prints the output of its processes one after the other.
 _SECTION = re.compile(r"^-+(?P<edge>Begin|End) global rank (?P<rank>\d+) STD(?:OUT|ERR)-+")
 _COMPOSER = re.compile(r"Rank (?P<rank>\d+) crashed with exit code ")
@@ -91,7 +103,7 @@ _BANNER_REST = re.compile(r"^\s*(?:exitcode|error_file|traceback|Exit code)\s*: 
 _CONTINUES = re.compile(
     r"^\s+\S|^Traceback |^\w[\w.]*(?:Error|Exception|Interrupt)\b|^Exception raised from|^frame #\d+"
 )
-_HOST = re.compile(r"^(?=[\w.-]*\d)(?P<node>[\w.-]{1,64}): ")
+_HOST = re.compile(r"^(?=[\w.-]*[\d-])(?P<node>[\w.-]{1,64})(?:: | +\| )")
 # Prefixes that programs and container runtimes put before the lines of a process that they run.
 _STREAM = re.compile(r"^(?:std(?:err|out): |\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d) std(?:err|out) [FP] )")
 _PREFIXED_SHARE = 0.6
@@ -131,8 +143,24 @@ def split_ranks(lines: Sequence[FileLine]) -> list[RankLines]:
         own.lines.append(FileLine(line.number, text, node))
         own.blamed = own.blamed or (rank is not None and _BLAMES.search(line.text) is not None)
     for own in by_rank.values():
-        own.lines = without_prefixes(own.lines)
+        own.lines = untorn(without_prefixes(own.lines))
+    _share_out(by_rank, reader.layout.world)
     return sorted(by_rank.values(), key=lambda own: (own.rank is None, own.rank or 0))
+
+
+def _share_out(by_rank: dict[int | None, RankLines], world: int) -> None:
+    """Give each rank its traceback where as many processes as there are print the same one without a tag."""
+    if world < 2 or None not in by_rank or not all(own.rank is None or own.blamed for own in by_rank.values()):
+        return
+    untagged = by_rank[None].lines
+    traces = find_traces("\n".join(line.text for line in untagged))
+    if len(traces) != world or len({trace.text for trace in traces}) > 1:
+        return
+    for rank, trace in enumerate(traces):
+        own = by_rank.setdefault(rank, RankLines(rank))
+        own.lines = untagged[max(0, trace.first_line) : trace.last_line + 1] + own.lines
+    shared = {number for trace in traces for number in range(trace.first_line, trace.last_line + 1)}
+    by_rank[None].lines = [line for number, line in enumerate(untagged) if number not in shared]
 
 
 def of_one_rank(lines: Sequence[FileLine]) -> list[FileLine]:
@@ -142,8 +170,8 @@ def of_one_rank(lines: Sequence[FileLine]) -> list[FileLine]:
 
 
 def _is_tag(prefix: str) -> bool:
-    """Return whether a prefix names the rank that wrote the line."""
-    return _first((*_LINE_TAGS, *_RECORD_TAGS), f"{prefix} ") is not None
+    """Return whether a prefix names the rank or the host that wrote the line."""
+    return _first((_HOST, *_LINE_TAGS, *_RECORD_TAGS), f"{prefix.rstrip()} ") is not None
 
 
 class _Reader:
@@ -152,11 +180,16 @@ class _Reader:
     def __init__(self, lines: Sequence[FileLine]) -> None:
         self._srun = _mostly(_SRUN, lines)
         several = any(_SRUN_SEVERAL.match(line.text) for line in lines)
-        self._tasks = several and not any(_LAUNCHES.search(line.text) for line in lines)
+        launches = any(_LAUNCHES.search(line.text) for line in lines)
+        self._tasks = several and not launches
+        self._tasks_of: dict[str, str | None] = {}
+        if launches and self._srun:
+            rows = (match for line in lines if (match := _SRUN_SAYS.match(line.text)))
+            self._tasks_of = {"": None, **{match["rank"]: match["node"] for match in rows}}
         self._hosts = not self._srun and _mostly(_HOST, lines)
         named = {host["node"] for line in lines if self._hosts and (host := _HOST.match(line.text))}
-        self._devices = _nccl_ranks(lines, several_hosts=len(named) > 1)
-        self._globals = _global_ranks(lines)
+        self.layout = _Layout(lines, self._hosts)
+        self._devices = _nccl_ranks(lines, several_hosts=len(named) > 1 or self.layout.nodes > 1)
         ranks = (match for line in lines if "world_rank" in line.text and (match := _RAY_RANK.search(line.text)))
         self._processes = {(match["pid"], match["ip"]): read_number(match["rank"]) for match in ranks}
         self._record: tuple[int | None, str | None] = (None, None)
@@ -167,11 +200,11 @@ class _Reader:
         """Return rank and node of a line, and its text without the tag of every line."""
         host = _HOST.match(text) if self._hosts else None
         if host is not None:
-            rank, node, text = self._tagged(text[host.end() :])
+            rank, node, text = self._tagged(text[host.end() :], host["node"])
             return rank, node or host["node"], text
-        return self._tagged(text)
+        return self._tagged(text, None)
 
-    def _tagged(self, text: str) -> tuple[int | None, str | None, str]:
+    def _tagged(self, text: str, host: str | None) -> tuple[int | None, str | None, str]:
         # Most lines have no tag, and looking for a bracket is fast.
         marked = "[" in text or "|" in text
         # A time that a collector puts before the tag stays: the text then begins with it.
@@ -180,10 +213,15 @@ class _Reader:
         tagged = (_first(_LINE_TAGS, text[begin:]) if marked else None) or (_SRUN.match(text) if self._srun else None)
         if tagged is not None:
             self._record = (None, None)
-            return self._rank(tagged), tagged.groupdict().get("node"), text[:begin] + text[begin + tagged.end() :]
-        return (*self._untagged(text), text)
+            rest = text[:begin] + text[begin + tagged.end() :]
+            if tagged.re is _SRUN and self._tasks_of:
+                # The task is a launcher, of several ranks.
+                rank, node = self._untagged(rest, self._tasks_of.get(tagged["rank"]))
+                return rank, node or self._tasks_of.get(tagged["rank"]), rest
+            return self._rank(tagged, host), tagged.groupdict().get("node"), rest
+        return (*self._untagged(text, host), text)
 
-    def _untagged(self, text: str) -> tuple[int | None, str | None]:
+    def _untagged(self, text: str, host: str | None) -> tuple[int | None, str | None]:
         section = _SECTION.match(text)
         if section is not None:
             self._section = read_number(section["rank"]) if section["edge"] == "Begin" else None
@@ -202,7 +240,7 @@ class _Reader:
         if nccl is not None:
             self._record = (None, None)
             return self._devices.get((nccl["host"], nccl["pid"])), nccl["host"]
-        reported = self._launcher(text)
+        reported = self._launcher(text, host)
         if reported is not None:
             return reported
         if self._record[0] is not None and _CONTINUES.match(text):
@@ -210,7 +248,7 @@ class _Reader:
         self._record = (None, None)
         return None, None
 
-    def _launcher(self, text: str) -> tuple[int | None, str | None] | None:
+    def _launcher(self, text: str, host: str | None) -> tuple[int | None, str | None] | None:
         banner = _BANNER.match(text)
         if banner is not None:
             self._banner = read_number(banner["rank"])
@@ -220,12 +258,50 @@ class _Reader:
         self._banner = None
         own = (_SRUN_SAYS if self._srun else _SRUN_KILLED).match(text) if self._srun or self._tasks else None
         report = own or next((match for each in _REPORTS if (match := each.search(text))), None)
-        return None if report is None else (self._rank(report), report.groupdict().get("node"))
+        return None if report is None else (self._rank(report, host), report.groupdict().get("node"))
 
-    def _rank(self, match: re.Match[str]) -> int | None:
+    def _rank(self, match: re.Match[str], host: str | None) -> int | None:
         """Return the rank that a match names; None if ranks of several nodes have that number."""
         number = read_number(match["rank"])
-        return self._globals.get(number, number) if _LOCAL.search(match.group()) else number
+        return self.layout.rank(number, host) if _LOCAL.search(match.group()) else number
+
+
+class _Layout:
+    """How many nodes and ranks a text speaks of, and which global rank is which local one."""
+
+    def __init__(self, lines: Sequence[FileLine], has_hosts: bool) -> None:
+        said: dict[str, set[int]] = {}
+        self._node_ranks: dict[str | None, int] = {}
+        self._table: dict[int, int | None] = {}
+        for line in lines:
+            table = _LOCAL_TO_GLOBAL.search(line.text) if "rank" in line.text else None
+            if table is not None:
+                local, rank = (
+                    read_number(table["local"] or table["local2"]),
+                    read_number(table["rank"] or table["rank2"]),
+                )
+                self._table[local] = rank if self._table.get(local, rank) == rank else None
+            host = _HOST.match(line.text) if has_hosts else None
+            for match in _SIZES.finditer(line.text):
+                name = _SAME.get(match["name"], match["name"])
+                value = read_number(match["value"] or match["nodes"])
+                if name == "node_rank":
+                    self._node_ranks[None if host is None else host["node"]] = value
+                said.setdefault(name, set()).add(value)
+            if "--standalone" in line.text:
+                said.setdefault("nnodes", set()).add(1)
+        self.nodes = max(said.get("nnodes", {0}))
+        self._per_node = said["nproc_per_node"].pop() if len(said.get("nproc_per_node", ())) == 1 else 0
+        sizes = {size for name, found in said.items() if name.endswith("size") for size in found}
+        self.world = sizes.pop() if len(sizes) == 1 else self.nodes * self._per_node
+
+    def rank(self, local: int, host: str | None) -> int | None:
+        """Return the global rank of a local one; None where the text does not tell it."""
+        if local in self._table:
+            return self._table[local]
+        if host in self._node_ranks and self._per_node:
+            return self._node_ranks[host] * self._per_node + local
+        return local if self.nodes < 2 else None
 
 
 def _first(patterns: Iterable[re.Pattern[str]], text: str) -> re.Match[str] | None:
@@ -246,17 +322,6 @@ def _mostly(prefix: re.Pattern[str], lines: Sequence[FileLine]) -> bool:
     texts = [line.text for line in lines if line.text.strip() and not line.text.startswith(_SRUN_LINES)]
     tagged = sum(prefix.match(text) is not None for text in texts)
     return len(texts) > 1 and tagged >= _PREFIXED_SHARE * len(texts)
-
-
-def _global_ranks(lines: Sequence[FileLine]) -> dict[int, int | None]:
-    """Return the global rank of each local rank in the text; None if there are several."""
-    known: dict[int, int | None] = {}
-    for line in lines:
-        match = _LOCAL_TO_GLOBAL.search(line.text) if "rank" in line.text else None
-        if match is not None:
-            local, rank = read_number(match["local"] or match["local2"]), read_number(match["rank"] or match["rank2"])
-            known[local] = rank if known.get(local, rank) == rank else None
-    return known
 
 
 def _banner_heads(lines: Sequence[FileLine]) -> dict[int, tuple[int, str | None, str]]:
@@ -292,5 +357,5 @@ def _nccl_ranks(lines: Sequence[FileLine], several_hosts: bool) -> dict[tuple[st
     distinct = len(set(devices.values())) == len(devices) and all(len(numbers) == 1 for numbers in candidates.values())
     # A rank without such a device is on another node.
     tagged = {read_number(tag[1]) for line in lines if "[rank" in line.text and (tag := _TORCH_TAG.search(line.text))}
-    all_here = tagged <= set(devices.values()) and not any(_NODES.search(line.text) for line in lines)
+    all_here = tagged <= set(devices.values())
     return devices if one_host and distinct and all_here and not printed else printed

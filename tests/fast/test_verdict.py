@@ -18,8 +18,8 @@ import pytest
 from remote_agent.diagnose.claims import OF_OTHERS
 from remote_agent.diagnose.evidence import JobContext, RankEvidence
 from remote_agent.diagnose.exits import decode_exit
-from remote_agent.diagnose.testimony import read_rank
 from remote_agent.diagnose.incidents import Incident
+from remote_agent.diagnose.testimony import read_rank
 from remote_agent.diagnose.tracebacks import find_traces
 from remote_agent.diagnose.verdict import verdict
 from remote_agent.text.shapes import shape
