@@ -35,13 +35,13 @@ def accused(text: str, rank: int | None) -> tuple[str, tuple[int, ...]]:
     Several are accused only in a list; one that is only mentioned is not accused.
     """
     listed = _LIST.search(text)
-    if listed is not None and rank is not None:
+    if listed is not None:
         near = f"{text[: listed.start()][-_NEAR:]} {text[listed.end() :][:_NEAR]}"
         ranks = tuple(map(read_number, listed["ranks"].split(",")))
         if re.search(rf"\b(?:{_STATES}|did not|didn't|never)\b", near) and rank not in ranks:
             return FAILED, ranks
     others = {read_number(match[1]): match for match in _RANK.finditer(text) if read_number(match[1]) != rank}
-    if len(others) != 1 or rank is None:
+    if len(others) != 1:
         return "", ()
     ((other, match),) = others.items()
     before = re.split(r"[.;\n,](?:\s|$)", text[: match.start()])[-1]

@@ -59,11 +59,13 @@ class Claim:
     says: str = ""
     """What it says of them: FAILED, DIFFER or AWAITED."""
     hosts: tuple[str, ...] = ()
-    """The hosts that did not answer, as the text names them."""
+    """The host of each connection that was lost, as the text names it."""
     uncertainty_ns: int = 0
     """How much later than t_ns it may have been: the timestamp has whole seconds."""
     later: Claim | None = None
     """Its last exception, if that one is a consequence: the rank may have survived this claim."""
+    is_row: bool = False
+    """True where a launcher, a scheduler or a shell says of the process how it ended."""
     proven: bool = False
     """True when the rank's own traceback, the kernel or the exit code shows it."""
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from remote_agent.diagnose.accusations import accused
 from remote_agent.diagnose.claims import DONE, ENDED, FAILED, OF_OTHERS, STOPPED, WAITED, Claim
 from remote_agent.diagnose.exits import SIGNAL_CATEGORIES, SIGNAL_HINTS, decode_exit, signal_name
+from remote_agent.diagnose.hang.watchdogs import gave_up
 from remote_agent.diagnose.incidents import EvidenceLine
 from remote_agent.diagnose.last_words import (
     SIDES,
@@ -30,7 +31,7 @@ from remote_agent.diagnose.last_words import (
     own_lines,
 )
 from remote_agent.diagnose.meanings import BETWEEN_RANKS, OF_RANKS, best_match, meaning_of
-from remote_agent.diagnose.signatures import CATEGORIES, Signature
+from remote_agent.diagnose.signatures import CATEGORIES, SIGNATURES, Signature
 from remote_agent.diagnose.signatures.python import hint_of
 from remote_agent.diagnose.tracebacks import (
     TRUNCATED,
@@ -62,11 +63,13 @@ _RELATED_NOTES = {
     "host_oom_kill": re.compile(f"{_OOM_NOTE.pattern}|{_PRESSURE_NOTE.pattern}", re.I),
     "cuda_error": re.compile("Xid"),
 }
+# A connection to such a host was lost: as NCCL prints it, and torch's store.
+_HOST_GONE = re.compile(r"(?:closed by remote peer |remote=)\[?([A-Za-z][\w.-]*)(?:<\d+>|\]:\d+)")
 # Slurm, pdsh and the system log name a node like this.
 _NODE_SAID = re.compile(
     r"^srun: error: ([\w.-]+): tasks? |Node failure on ([\w.-]+)|^pdsh@\S+: ([\w.-]+): "
-    r"|^(?:\w{3} {1,2}\d{1,2} [\d:]{8}|\d{4}-\d\d-\d\dT\S+) ([\w.-]+) kernel: "
-    r"|^(?=[\w.-]*\d)([A-Za-z][\w.-]{1,63}): .*Killed process \d"
+    r"|^(?:\w{3} {1,2}\d{1,2} [\d:]{8}|\d{4}-\d\d-\d\dT\S+) ([\w.-]+) (?:kernel|\w*oom\w*|systemd[\w-]*)(?:\[\d+\])?: "
+    r"|^(?=[\w.-]*\d)([A-Za-z][\w.-]{1,63}): .*Killed process \d|\(IP: ([\d.]+), "
 )
 _FULL_NOTE = re.compile(r"(.+): (?:0\.0 of .* MiB free|.*, no inode free)")
 _MAX_NOTES = 3
@@ -107,7 +110,7 @@ def read_ranks(every: Iterable[RankEvidence], notes: Mapping[str, Sequence[str]]
 
 def read_rank(evidence: RankEvidence, notes: Sequence[str] = ()) -> Claim:
     """Return what this rank's evidence says; notes: from its node's kernel, cgroup and file systems."""
-    claim = _with_node(_read(evidence, notes))
+    claim = _with_node(_read(evidence, notes), evidence)
     raised = _RAISED_ON.search(evidence.tail) if claim.kind == FAILED and not claim.of(FAILED) else None
     if raised is not None:
         claim = dataclasses.replace(claim, says=FAILED, others=tuple(map(read_number, raised[1].split(", "))))
@@ -119,13 +122,17 @@ def read_rank(evidence: RankEvidence, notes: Sequence[str] = ()) -> Claim:
     return dataclasses.replace(claim, evidence=tuple(lines))
 
 
-def _with_node(claim: Claim) -> Claim:
-    """Return the claim with the node that its first line names: that of a scheduler, or of a host's own log."""
+def _with_node(claim: Claim, evidence: RankEvidence) -> Claim:
+    """Return the claim with the node that its lines name: that of a scheduler, or of a host's own log, if it is one."""
+    claim = dataclasses.replace(claim, hosts=tuple(_HOST_GONE.findall(evidence.tail)))
     if claim.node is not None or not claim.evidence:
         return claim
-    named = _NODE_SAID.search(claim.evidence[0].text)
-    node = next(filter(None, named.groups())) if named is not None else claim.evidence[0].node
-    return dataclasses.replace(claim, node=node)
+    nodes = {
+        (match and next(filter(None, match.groups()))) or each.node
+        for each in claim.evidence
+        for match in [_NODE_SAID.search(each.text)]
+    }
+    return dataclasses.replace(claim, node=nodes.pop() if len(nodes) == 1 else None)
 
 
 def _names(note: str, evidence: RankEvidence) -> bool:
@@ -292,6 +299,12 @@ def _cause_in(evidence: RankEvidence, own: list[Trace], in_tail: list[Trace]) ->
         earlier = match is not None and match[0].kind == FAILED and not _ends(evidence.tail, in_tail, *match)
         if match is not None and _crashed_before(evidence.tail, trace, meaning, *match):
             return _from_match(evidence, *match)
+        if meaning is not None and meaning.category == "collective_desync":
+            # A rank that had given up waiting for the others before is not like them, because it has not heard of them.
+            before = "\n".join(lines_of(evidence.tail)[: trace.first_line])
+            waited = best_match(before, [each for each in SIGNATURES if each.kind == WAITED])
+            if waited is not None and gave_up(before):
+                return _from_match(evidence, *waited)
         wrapped = meaning is not None and meaning.kind == ENDED and match is not None and match[0].kind in OF_OTHERS
         if meaning is None or meaning.is_strong or not (earlier or wrapped):
             return _from_trace(evidence, trace, meaning, own, in_tail)
@@ -337,7 +350,8 @@ def _cause_of(traces: list[Trace]) -> tuple[Trace, Signature | None] | None:
         # In a group, the first exception counts, together with those that were raised because of it.
         linked = itertools.takewhile(lambda trace: trace.link, group[1:])
         return [group[0], *linked][-1], None
-    return every[0] if every else None
+    chain = [each for each in every if each[1] is not None] if all(trace.link for trace, _ in every[1:]) else every[:1]
+    return chain[-1] if chain else None
 
 
 def _match_in(evidence: RankEvidence, traces: Iterable[Trace]) -> tuple[Signature, re.Match[str]] | None:
@@ -436,17 +450,27 @@ def _from_match(evidence: RankEvidence, meaning: Signature, match: re.Match[str]
     line = _line(evidence, evidence.tail.count("\n", 0, match.start()))
     base = _base(evidence, _kind(meaning), meaning.category, meaning.title or line.text)
     says, others = meaning.others_in(match.group())
+    if not others and evidence.rank is None and meaning.kind == FAILED:
+        says, others = accused(line.text, None)
     return dataclasses.replace(
         base,
         hint=meaning.hint or CATEGORIES[meaning.category].hint,
         fingerprint=fingerprint(meaning.category, "", "", meaning.title or line.text),
-        evidence=(line,),
+        evidence=(line, *_alike_elsewhere(evidence, meaning, line)),
+        is_row=bool(meaning.signal or meaning.kind == ENDED) and not line.text.startswith("Fatal Python error"),
         says=says,
         others=others,
         # The text does not name the sender of SIGKILL.
         proven=meaning.signal != "SIGKILL" and (bool(meaning.signal) or "exitcode" in match.group()),
         exit_signal=meaning.signal if meaning.signal and meaning.is_strong else base.exit_signal,
     )
+
+
+def _alike_elsewhere(evidence: RankEvidence, meaning: Signature, first: EvidenceLine) -> list[EvidenceLine]:
+    """Return the first line of the same meaning of another node, in a text of no rank."""
+    matches = meaning.regex.finditer(evidence.tail) if evidence.rank is None and first.node is not None else ()
+    lines = (_line(evidence, evidence.tail.count("\n", 0, match.start())) for match in matches)
+    return list(itertools.islice((line for line in lines if line.node not in (None, first.node)), 1))
 
 
 def _line(evidence: RankEvidence, number: int) -> EvidenceLine:

@@ -64,7 +64,7 @@ _MARGIN = re.compile(r"^\s*(?:\+-[-+]*(?: \d+ |\.{3})?-*$|\+ (?=Exception Group 
 _LINKS = ("During handling of the above exception", "The above exception was the direct cause")
 # Ends a message of several lines.
 _OTHER_TEXT = re.compile(
-    r"^\s*$|^\[[EWIF]\d{0,4} |^\[\d{4}-\d\d-\d\d|^[EWIF]\d{4} |^\[rank\d+\]"
+    r"^\s*$|^(?:During handling|The above exception) |^\[[EWIF]\d{0,4} |^\[\d{4}-\d\d-\d\d|^[EWIF]\d{4} |^\[rank\d+\]"
     r"|^Fatal Python error|^\d{4}-\d\d-\d\d|^(?:Original )?Traceback"
     r"|^Exception (?:ignored|in) |^Error in |^--- Logging error|^(?:ERROR:asyncio:)?(?:Task|Future) exception was"
     r"|^ERROR:|^Process \S+:$"

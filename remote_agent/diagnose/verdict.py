@@ -22,6 +22,7 @@ from remote_agent.diagnose.claims import (
     FAILED,
     OF_OTHERS,
     STOPPED,
+    WAITED,
     Claim,
     in_order,
     is_likely_first,
@@ -54,6 +55,11 @@ _SAME_ON_ALL = ("permission_import_missing_module",)
 # These happen to all ranks: which one was first is chance.
 _TO_ALL = ("rendezvous_timeout", "port_in_use", "node_lost", "signal_preempted")
 _TIMED_OUT = re.compile(r"\btim(?:ed|es) ?out|\btimeout", re.IGNORECASE)
+# Two failures of these kinds need not have anything in common.
+_ALONE = ("user_exception", "other", "permission_import_missing_module", "segfault", "sigabrt", "signal_preempted")
+# A path of three parts or more is of one thing; a text of this length, cut off, can be told.
+_PATH = re.compile(r"(?<![\w.])(?:/[\w.@+-]+){3,}")
+_CUT_OFF = 30
 MAX_EVIDENCE = 12
 _MAX_PLACES = 3
 _UNREACHABLE = re.compile(r"client socket has failed to connect to any network address of \(([^()]{1,200})\)")
@@ -179,9 +185,11 @@ def _loopback(claims: list[Claim], context: JobContext) -> _Cause | None:
 
 def _own_failure(claims: list[Claim], context: JobContext, lost: int | None) -> _Cause | None:
     """The first rank that failed by itself, and all ranks that failed alike."""
-    own = [each for each in claims if each.kind == FAILED]
+    # Beside a timeout, the end of a process proves nothing: a rank that waited for too long ends, too.
+    waits = any(each.kind == WAITED and each.category != "rendezvous_timeout" for each in claims)
+    own = [each for each in claims if each.kind == FAILED and not (waits and each.is_row)]
     # Text of no rank that explains nothing is a launcher's wrapper, unless no rank reports a failure.
-    unexplained = [each for each in claims if each.kind == ENDED]
+    unexplained = [each for each in claims if each.kind == ENDED and not (waits and each.is_row)]
     a_rank_fails = any(each.rank is not None and each.kind not in (DONE, STOPPED) for each in claims)
     unexplained = [each for each in unexplained if each.rank is not None or not a_rank_fails]
     # Ranks whose exit is known come before ranks whose text only suggests it.
@@ -283,7 +291,9 @@ def _scope(first: Claim, ranks: list[int], context: JobContext) -> str:
         return "outside_the_ranks"
     if first.category == "signal_preempted" and (len(ranks) != 1 or (context.world_size or 0) == 1):
         return "outside_the_ranks"
-    if _is_wrong_size(first) or (len(ranks) == 1 and _is_hearsay(first)):
+    # Of two that differ, either may be wrong.
+    of_two = first.category == "collective_desync" and context.world_size == 2
+    if _is_wrong_size(first) or (len(ranks) == 1 and (of_two or _is_hearsay(first))):
         return "not_in_text"
     if not ranks:
         return "not_in_text" if first.node is None else "outside_the_ranks"
@@ -294,7 +304,7 @@ def _named(first: Claim, named: Sequence[int], same: list[Claim], context: JobCo
     """The text of a rank or of its peers names the culprits."""
     source = f"rank {first.rank}" if first.rank is not None else "the log or its peers"
     nodes = {context.node_of(rank) for rank in named}
-    node = nodes.pop() if len(nodes) == 1 else None
+    node = (nodes.pop() if len(nodes) == 1 else None) or (first.node if first.rank is None else None)
     scope = _scope_of(named)
     headline = f"{first.headline} (reported by {source})"
     return _Cause(first.category, headline, first.hint, scope, claims=same, ranks=named, node=node)
@@ -446,13 +456,25 @@ def _victims_only(claims: list[Claim], context: JobContext) -> _Cause:
     where = f"first on {name_ranks([first.rank])}{name_nodes([first.node])}" if first.rank is not None else "in the log"
     hint = "; ".join([*_ranks_to_check(broken, claims, context), first.hint])
     outside = first.category in (*_OUTSIDE, "signal_preempted")
+    host = _host_gone(claims, context)
     return _Cause(
-        scope="outside_the_ranks" if outside else "not_in_text",
-        confidence="supported" if outside else "unknown",
+        scope="outside_the_ranks" if outside or host else "not_in_text",
+        confidence="supported" if outside or host else "unknown",
         category=first.category,
         headline=f"{first.headline}, {where}; {reason}",
-        hint=hint,
+        hint=f"look at {host} first: the others lost their connections to it" if host else hint,
+        node=host,
     )
+
+
+def _host_gone(claims: Sequence[Claim], context: JobContext) -> str | None:
+    """Return the only host to which connections were lost, as several lines say, none of them of that host."""
+    lost = [host for each in claims for host in each.hosts]
+    hosts = {*lost}
+    if len(lost) < 2 or len(hosts) != 1 or hosts & {each.node for each in claims}:
+        return None
+    host = hosts.pop()
+    return host if not any(context.ranks_per_node) or host in context.ranks_per_node else None
 
 
 def _nothing(claims: list[Claim]) -> _Cause:
@@ -550,9 +572,27 @@ def _is_wrong_size(claim: Claim) -> bool:
 
 
 def _fails_alike(first: Claim, other: Claim) -> bool:
-    """Return whether two ranks failed alike; for GPU errors without times any two count: the first GPU is unknown."""
-    unordered = first.t_ns is None and other.t_ns is None and first.category == other.category == "cuda_error"
-    return bool(other.fingerprint) and (other.fingerprint == first.fingerprint or unordered)
+    """Return whether two ranks failed alike: the same exception, kind of failure, or file that they share.
+
+    A GPU's error spreads to other ranks: without times the first GPU is unknown.
+    """
+    if not other.fingerprint or not first.fingerprint:
+        return False
+    if other.fingerprint == first.fingerprint:
+        return True
+    if first.category == "cuda_error" or first.category in _ALONE:
+        same = first.category == other.category == "cuda_error" and first.t_ns is None and other.t_ns is None
+    else:
+        same = first.category == other.category
+    short, long = sorted((first.headline, other.headline), key=len)
+    cut_off = first.place == other.place != "" and len(short) > _CUT_OFF and long.startswith(short)
+    return same or cut_off or _share_a_path(first.headline, other.headline)
+
+
+def _share_a_path(first: str, other: str) -> bool:
+    """Return whether two texts name the same file, or one names a file in the folder that the other names."""
+    paths, others = (set(_PATH.findall(text)) for text in (first, other))
+    return any(f"{one}/".startswith(f"{two}/") or f"{two}/".startswith(f"{one}/") for one in paths for two in others)
 
 
 def _is_hearsay(claim: Claim) -> bool:
@@ -562,7 +602,7 @@ def _is_hearsay(claim: Claim) -> bool:
 
 
 def _lost_first(evidence: Sequence[RankEvidence], claims: Sequence[Claim]) -> int | None:
-    """Return the only rank that died according to its parent, or that two or more ranks lost the connection to first.
+    """Return the only rank that died according to its parent, or that others lost first, or waited for in vain.
 
     A rank that lost connections itself is not returned: it failed for another reason.
     """
@@ -579,7 +619,11 @@ def _lost_first(evidence: Sequence[RankEvidence], claims: Sequence[Claim]) -> in
             named.add(each.rank - read_number(match["own"]) + read_number(match["other"]))
             reports += 1
     victims = {each.rank for each in claims if each.kind in (*OF_OTHERS, STOPPED)}
-    return named.pop() if reports > 1 and len(named) == 1 and not named & victims else None
+    if reports > 1 and len(named) == 1 and not named & victims:
+        return named.pop()
+    awaited = [rank for each in claims if each.kind in OF_OTHERS for rank in each.of(AWAITED)]
+    agree = len(awaited) > 1 and len({*awaited}) == 1 and not {*awaited} & {each.rank for each in claims}
+    return awaited[0] if agree else None
 
 
 def _earliest_failure(broken: Sequence[Claim]) -> Claim:

@@ -91,6 +91,10 @@ _END_LINES = 10
 _GROUP_SUCCEEDED = re.compile(r"WorkerState\.SUCCEEDED|worker group successfully finished")
 _SUCCEEDED = re.compile(rf"exits successfully|Application shutdown complete|{_GROUP_SUCCEEDED.pattern}")
 _FINISHED = re.compile(r"\b(?:[Tt]raining|TRAINING|[Jj]ob|[Rr]un) (?:has )?(?:finished|completed?|done|succeeded)\b")
+# The host of a store may end before the others: torch warns of that.
+_OF_STORES = re.compile(r"\[?W\d{3,4} \d.*(?:TCPStore|SocketImpl|c10d|rendezvous)")
+_COUNT = re.compile(r"(?<![\d/.])(\d{1,9})/(\d{1,9})(?![\d/])")
+_SUMMED_UP = "train_runtime"
 _RETRIES = re.compile(r"\bretr(?:y|ying|ies)\b")
 _SERVED = re.compile(r'HTTP/\d\.\d" 2\d\d\b')
 # These are retried, mostly with success.
@@ -152,7 +156,13 @@ def _incidents(run: Generation, incident: Incident) -> list[IncidentDocument]:
     is_known = any(one["traceback"] and (one["category"], one["culprit_ranks"]) == cause for one in hang)
     ranks = {number: each.lines for number, each in run.ranks.items()}
     lines = [line for own in ranks.values() for line in own]
-    if is_known or _is_empty(incident) or succeeded_after(incident, ranks) or was_retried(incident, lines):
+    if (
+        is_known
+        or _is_empty(incident)
+        or succeeded_after(incident, ranks)
+        or was_retried(incident, lines)
+        or was_over(incident, lines)
+    ):
         return hang
     return hang if not run.nodes and was_survived(incident, ranks) else [*hang, failure]
 
@@ -182,6 +192,20 @@ def succeeded_after(incident: Incident, ranks: Mapping[int | None, Sequence[tupl
     return bool(last) and all(
         well.get(name, 0) > number or (of_group and name in of_ranks) for name, number in last.items()
     )
+
+
+def was_over(incident: Incident, files: Iterable[tuple[str, FileLine]]) -> bool:
+    """Return whether training had printed its last step, or its summary, before all evidence: warnings of stores."""
+    if not incident.evidence or not all(_OF_STORES.search(each.text) for each in incident.evidence):
+        return False
+    file, first = incident.evidence[0].file, min(each.line or 0 for each in incident.evidence)
+    lines = sorted((line for name, line in files if name == file), key=lambda line: line.number)
+    counted = [line for line in lines if _COUNT.search(line.text) or _SUMMED_UP in line.text]
+    after = [line.text for line in lines if counted and line.number > counted[-1].number]
+    if not counted or counted[-1].number > first or any(_fails(text) and not _OF_STORES.search(text) for text in after):
+        return False
+    counts = _COUNT.findall(counted[-1].text)
+    return all(done == of for done, of in counts) and (is_progress(counted[-1].text) or not counts)
 
 
 def _fails(text: str) -> bool:
@@ -239,6 +263,7 @@ def _add_lines(file: RunFile, lines: list[FileLine], run: Generation, nccl: Nccl
         run.rank(file.rank).lines += [(name, line) for line in of_one_rank(lines)]
         return
     by_rank = split_ranks(lines)
+    run.world = max([run.world, *(each.world for each in by_rank)])
     named = _NAMED_BY_FILE.search(file.path.name)
     if named is not None and all(rank_lines.rank is None for rank_lines in by_rank):
         run.rank(int(named[1])).lines += [(name, line) for line in of_one_rank(lines)]
@@ -321,7 +346,7 @@ def _verdict(run: Generation, number: int, times: Times) -> Incident:
     context = JobContext(
         generation=run.number,
         incident_id=number,
-        world_size=sum(map(len, run.nodes.values())) or None,
+        world_size=sum(map(len, run.nodes.values())) or run.world or None,
         ranks_per_node=run.nodes or {"": everyone},
         lost_nodes=run.lost,
         hang=run.hang["missing"] if run.hang is not None and any(rank.exit for rank in run.ranks.values()) else None,

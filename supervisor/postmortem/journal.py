@@ -71,6 +71,8 @@ class Generation:
     last_output: list[EvidenceEntry] = dataclasses.field(default_factory=list)
     """Evidence: the last lines of lost nodes' ranks."""
     succeeded: bool = False
+    world: int = 0
+    """How many ranks a text without a journal says that there are; 0: it does not."""
 
     def rank(self, number: int | None) -> RankRecord:
         """Return the record of a rank; None: of the lines of no rank."""

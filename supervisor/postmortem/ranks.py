@@ -75,10 +75,13 @@ _SIZES = re.compile(
     r"\b(?P<name>n(?:um_)?nodes|nproc[_-]per[_-]node|num_local_procs|node[_-]rank|(?:dist_)?world[_ ]?size)"
     r"['\"]?[=: ]{1,2}(?P<value>\d+)\b(?!:\d)|\b(?P<nodes>\d+) nodes\b"
 )
+# Other words for the same; the last one is the number in "2 nodes".
 _SAME = {
-    **dict.fromkeys((None, "num_nodes"), "nnodes"),
-    **dict.fromkeys(("nproc-per-node", "num_local_procs"), "nproc_per_node"),
+    "num_nodes": "nnodes",
+    "nproc-per-node": "nproc_per_node",
+    "num_local_procs": "nproc_per_node",
     "node-rank": "node_rank",
+    "": "nnodes",
 }
 # Composer's launcher prints the output of its processes one after the other.
 _SECTION = re.compile(r"^-+(?P<edge>Begin|End) global rank (?P<rank>\d+) STD(?:OUT|ERR)-+")
@@ -90,9 +93,10 @@ _SPAWN = re.compile(
     r"[Pp]rocess (?<!\w.{8})(?P<rank>\d+) (?:terminated with (?:signal|exit code)|exit with status code) "
 )
 _MPI = re.compile(r"process rank (?P<rank>\d+) with PID \d+ on node (?P<node>\S+) exited on signal ")
+_PALS = re.compile(r"^(?:(?P<node>[\w.-]+): )?rank (?P<rank>\d+) (?:died from signal|exited with code) \d")
 _ABORT = re.compile(r"(?:MPI_ABORT was invoked on rank |called MPI_Abort\(.* - process )(?P<rank>\d+)\b")
 _SERVER = re.compile(WORKER_DIED.format(r"(?:VllmWorker-|rank=\[)(?P<rank>\d+)\]?"))
-_REPORTS = (_FAILED, _CHILD, _SPAWN, _MPI, _ABORT, _COMPOSER, _SERVER)
+_REPORTS = (_FAILED, _CHILD, _SPAWN, _MPI, _PALS, _ABORT, _COMPOSER, _SERVER)
 # The lines of a launcher's banner before the one that names the rank.
 _BANNER_HEAD = re.compile(r"^\s*(?:time\s*: |host\s*: (?P<node>\S+))")
 # These are the banners of torchrun; of Open MPI, PRRTE and Horovod; and of Hydra.
@@ -124,6 +128,8 @@ class RankLines:
     lines: list[FileLine] = dataclasses.field(default_factory=list)
     blamed: bool = False
     """Whether the launcher reports that it failed by itself."""
+    world: int = 0
+    """How many ranks there are, as the text says; 0: it does not."""
 
 
 def split_ranks(lines: Sequence[FileLine]) -> list[RankLines]:
@@ -144,6 +150,7 @@ def split_ranks(lines: Sequence[FileLine]) -> list[RankLines]:
         own.blamed = own.blamed or (rank is not None and _BLAMES.search(line.text) is not None)
     for own in by_rank.values():
         own.lines = untorn(without_prefixes(own.lines))
+        own.world = reader.layout.world
     _share_out(by_rank, reader.layout.world)
     return sorted(by_rank.values(), key=lambda own: (own.rank is None, own.rank or 0))
 
@@ -283,7 +290,7 @@ class _Layout:
                 self._table[local] = rank if self._table.get(local, rank) == rank else None
             host = _HOST.match(line.text) if has_hosts else None
             for match in _SIZES.finditer(line.text):
-                name = _SAME.get(match["name"], match["name"])
+                name = _SAME.get(match["name"] or "", match["name"])
                 value = read_number(match["value"] or match["nodes"])
                 if name == "node_rank":
                     self._node_ranks[None if host is None else host["node"]] = value

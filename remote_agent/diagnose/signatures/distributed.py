@@ -21,6 +21,7 @@ COLLECTIVES = (
         r"Ranks? (?P<rank>\d+(?:, \d+)*) failed to pass monitoredBarrier",
         title="did not reach monitoredBarrier",
     ),
+    lost("gloo_connection_reset", r"received errors while waiting for send/recv from rank (?P<peer>\d+)"),
     waited("collective_desync", r"check rank (?P<peer>\d+) logs for faulty rank"),
     failed(
         "collective_desync",
@@ -29,9 +30,9 @@ COLLECTIVES = (
         "Mismatch between collective operation types",
         "sequence number .* doesn.t match",
     ),
+    failed("collective_desync", r"appears not to match \w+ of the same param"),
     failed(
         "collective_desync",
-        "appears not to match (?:sizes|strides) of the same param",
         "DDP expects same model across all ranks",
         r"disagreement between rank(?P<peer>0) and rank\d",
         "Expected to have finished reduction in the prior iteration",
@@ -75,6 +76,7 @@ RENDEZVOUS = (
     ),
 )
 CONNECTIONS = (
+    waited("gloo_connection_reset", r"Timed out waiting \d+ms for (?:recv|send) operation"),
     lost(
         "gloo_connection_reset",
         *("Connection closed by peer", "Connection reset by peer", "Broken pipe"),
@@ -82,7 +84,6 @@ CONNECTIONS = (
         "recvBytes",
         "sendBytes failed",
         "DistNetworkError",
-        r"Timed out waiting \d+ms for (?:recv|send) operation",
         "Application timeout caused pair closure",
         "[Ss]ocket closed",
         "Connection was likely closed",

@@ -17,8 +17,10 @@ MEMORY = (
         "Exceeded (?:job|step) memory limit",
         r"exceeded memory limit \(",
         "TERM_MEMLIMIT",
-        *(r"\bOOMKilled\b", "node running low on memory", "low on resource: memory"),
-        *("invoked oom-killer", r"systemd-oomd\[\d+\]: Killed "),
+        *(r"\bOOMKilled\b", "low on resource: memory"),
+        # Ray names the node and, of a group of workers, the number.
+        r"node running low on memory(?:[\s\S]{0,200}?, name=\w+_\d+:(?P<rank>\d+), )?",
+        *("invoked oom-killer", r"oomd?\[\d+\]: (?:Killed|sending SIG)"),
         title="killed by the host's OOM killer",
     ),
     killed_by(

@@ -16,8 +16,9 @@ KILLS_ITSELF = "Received sigquit from a child process"
 ENDED = (
     failed(
         "signal_preempted",
-        "DUE TO PREEMPTION",
-        "DUE TO TIME LIMIT",
+        "DUE TO (?:PREEMPTION|TIME LIMIT)",
+        r"[Rr]equeue[ds]? (?:the )?job",
+        "after preemption",
         r"CANCELLED AT (?!\S+ DUE TO NODE)",
         r"job killed: walltime \d+ exceeded",
         "TERM_RUNLIMIT",
@@ -25,16 +26,15 @@ ENDED = (
     ),
     failed(
         "signal_preempted",
-        r"Received (?:15|\S*SIGTERM\S*) death signal",
+        r"Received (?:\d+|\S*SIG\w+) death signal",
         title="the launcher was told to end: by the scheduler, a person or another node's launcher",
     ),
     *(killed_by(*who, "signal_preempted", kind=TOLD) for who in (("SIGTERM", "Terminated"), ("SIGHUP", "Hangup"))),
     failed("node_lost", "DUE TO NODE FAILURE", "srun: error: Node failure on", "ORTE has lost communication"),
     told(
         "signal_preempted",
-        "closing signal SIGTERM",
-        r"Received \S*(?:Signals\.)?SIGTERM: 15",
-        *("SignalException", "KeyboardInterrupt", r"got signal: (?:15|2)\b"),
+        "closing signal SIG",
+        *("SignalException", "KeyboardInterrupt", r"got signal: 2\b", "Received SIGTERM: 15"),
     ),
 )
 # These say that a process failed, but not why.

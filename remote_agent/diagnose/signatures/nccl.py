@@ -1,4 +1,4 @@
-"""Signatures of NCCL (and RCCL) and of the networks under it.
+"""Signatures of NCCL (and RCCL), of other libraries for collectives, and of the networks under them.
 
 In: nothing. Out: MEMORY, ERRORS.
 """
@@ -6,6 +6,13 @@ In: nothing. Out: MEMORY, ERRORS.
 from __future__ import annotations
 
 from remote_agent.diagnose.signatures.signature import WRONG_SIZE, ended, failed, lost, waited
+
+# How lines of other libraries for collectives can be told: of Huawei, Intel, Amazon; UCX; MPI.
+_OTHERS = (*(r"H(?:CCL|ccl)", r"E[IJ]0\d{3}: ", r"ERR0\d{4} DIST", "oneCCL", "CCL_ERROR", "NRT_", "UCX", r"MPI_"),)
+# What all of them say, whatever the rest of the line.
+_TIMES_OUT = r"[Tt]im(?:ed?|es|ing) ?-?out|TIMEOUT|exceeded \d+ ?s"
+_NETWORK = r"[Rr]etr(?:y|ies) [\w ]{0,20}exceeded|RETRY_EXC|[Uu]nreachable|ATL_STATUS_FAILURE|No route"
+_PEER = r"(?:[Pp]eer|[Rr]emote|[Ss]ocket|[Cc]onnection)\b[^\n]{0,60}(?:fail|lost|clos|reset|broken|abort|did not)"
 
 MEMORY = (
     failed(
@@ -67,7 +74,10 @@ ERRORS = (
         r"socketPollConnect: connect[^\n]*(?:refused|No route|timed out)",
         r"Connect to \S+ failed ?: (?:Connection refused|No route|Connection timed out)",
     ),
-    failed("nccl_system_error", r"nvmlDeviceGetHandleByPciBusId\(\) failed"),
+    waited("nccl_timeout_watchdog", *(rf"{each}[^\n]*(?:{_TIMES_OUT})" for each in _OTHERS)),
+    lost("nccl_network", *(rf"{each}[^\n]*(?:{_NETWORK})" for each in _OTHERS)),
+    lost("nccl_remote_error", *(rf"{each}[^\n]*{_PEER}" for each in _OTHERS)),
+    failed("nccl_system_error", r"nvmlDeviceGetHandleByPciBusId\(\) failed", "Failed to bind the IP port"),
     ended(
         "nccl_system_error",
         "ncclSystemError",
@@ -77,6 +87,7 @@ ERRORS = (
         r"Proxy Service \d+\] Failed to execute operation",
         "NCCL communicator was aborted",
         "DistBackendError",
+        *(f"{each}[^\\n]*(?:[Ee]rror|ERROR|[Ff]ail)" for each in _OTHERS),
     ),
     failed(
         "nccl_timeout_watchdog",

@@ -43,6 +43,7 @@ LOSS = (
         "[Ll]oss (?:is|became infinite or) (?:nan|NaN|inf)",
         "returned nan values",
         "found NaN in",
+        r"[Rr]esult (?:is )?(?:nan|NaN|inf)\b",
         "[Ll]oss scale already at minimum",
         "Minimum loss scale reached",
         r"\bgrad[_ ]norm['\"]?[:=] ?nan\b",
@@ -51,7 +52,7 @@ LOSS = (
 )
 GENERIC_ERRORS = (
     weakly("nan_loss", *(rf"\b{word}['\"]?[:=]? ?(?:nan|NaN)\b" for word in ("loss", "Loss"))),
-    weakly("permission_import_missing_module", r": command not found\b"),
+    weakly("permission_import_missing_module", r"sh: [^\n]*: (?:[Cc]ommand not found|No such file or directory)\b"),
     weakly("user_exception", "There are not enough slots available in the system"),
     # Includes a traceback that a log service has joined into one line.
     weakly("user_exception", "can't open file '", "No such file or directory: '", r"Traceback \(m.{,22}: +File "),

@@ -85,15 +85,8 @@ def _printed_for(name: str, word: str) -> tuple[str, ...]:
     # The last code is the lowest byte of a negative one. Programs exit with 255 and 254 for other failures.
     codes = "|".join([f"-{number}", str(128 + number), *([str(256 - number)] if number > 2 else [])])
     return (
-        rf"Signal {number} \({name}\)",
-        rf"terminated with signal {name}\b",
-        rf"died with <Signals\.{name}\b",
-        rf"exited on signal {number} ",
-        rf"Caught signal {number} \(",
+        rf"[Ss](?:ignal|IGNAL)s?:? ?\.?(?:{number}\b|{name}\b|{word} \()",
         rf"{name} received at ",
-        rf"Signal: {word} \({number}\)",
-        rf"KILLED BY SIGNAL: {number} ",
-        rf"EXIT STRING: {word} \(signal {number}\)",
         rf"[Ee]xit(?:ed|s)?(?: with)?(?: exit| return)?(?: status)?(?: ?code)?\s*[ :=]+(?:{codes})\b",
         rf"line \d+: +\d+ {word}\b",
         rf"Fatal Python error: {word}",
