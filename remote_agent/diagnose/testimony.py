@@ -130,7 +130,7 @@ def _with_node(claim: Claim, evidence: RankEvidence) -> Claim:
     nodes = {
         (match and next(filter(None, match.groups()))) or each.node
         for each in claim.evidence
-        for match in [_NODE_SAID.search(each.text)]
+        for match in [_NODE_SAID.search(each.text) or _NODE_SAID.search(claim.traceback or "")]
     }
     return dataclasses.replace(claim, node=nodes.pop() if len(nodes) == 1 else None)
 
@@ -327,7 +327,9 @@ def _crashed_before(text: str, trace: Trace, own: Signature | None, meaning: Sig
     """Return whether the job ended before an exception, or a host or device crashed before one without a meaning."""
     line = text.count("\n", 0, match.start())
     crashed = meaning.category in _CRASHES if own is None else meaning.category == "signal_preempted"
-    return meaning.is_strong and crashed and line < trace.first_line and not trace.fault
+    # A scheduler counts what its host killed when all has ended.
+    counted = own is None and meaning.category == "host_oom_kill" and not meaning.signal and " event" in match.group()
+    return meaning.is_strong and (counted or (crashed and line < trace.first_line)) and not trace.fault
 
 
 def _cause_of(traces: list[Trace]) -> tuple[Trace, Signature | None] | None:

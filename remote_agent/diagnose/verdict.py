@@ -187,9 +187,10 @@ def _own_failure(claims: list[Claim], context: JobContext, lost: int | None) -> 
     """The first rank that failed by itself, and all ranks that failed alike."""
     # Beside a timeout, the end of a process proves nothing: a rank that waited for too long ends, too.
     waits = any(each.kind == WAITED and each.category != "rendezvous_timeout" for each in claims)
-    own = [each for each in claims if each.kind == FAILED and not (waits and each.is_row)]
+    counts = [each for each in claims if not waits or not (each.is_row or (each.kind == ENDED and not each.ended))]
+    own = [each for each in counts if each.kind == FAILED]
     # Text of no rank that explains nothing is a launcher's wrapper, unless no rank reports a failure.
-    unexplained = [each for each in claims if each.kind == ENDED and not (waits and each.is_row)]
+    unexplained = [each for each in counts if each.kind == ENDED]
     a_rank_fails = any(each.rank is not None and each.kind not in (DONE, STOPPED) for each in claims)
     unexplained = [each for each in unexplained if each.rank is not None or not a_rank_fails]
     # Ranks whose exit is known come before ranks whose text only suggests it.

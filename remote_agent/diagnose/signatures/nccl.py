@@ -35,6 +35,12 @@ ERRORS = (
         hint="call torch.cuda.set_device(LOCAL_RANK) before init_process_group",
     ),
     failed(
+        "other",
+        r"rank \d+ of \d+ ranks has already checked in",
+        title="two processes say that they are the same rank",
+        hint="give each node its own node rank (--node-rank, NODE_RANK), and each process its own rank",
+    ),
+    failed(
         "collective_desync",
         r"Message truncated : received \d+ bytes instead of",
         title=WRONG_SIZE,
@@ -74,7 +80,8 @@ ERRORS = (
         r"socketPollConnect: connect[^\n]*(?:refused|No route|timed out)",
         r"Connect to \S+ failed ?: (?:Connection refused|No route|Connection timed out)",
     ),
-    waited("nccl_timeout_watchdog", *(rf"{each}[^\n]*(?:{_TIMES_OUT})" for each in _OTHERS)),
+    waited("nccl_timeout_watchdog", *(rf"{each}[^\n]*(?:{_TIMES_OUT})" for each in (*_OTHERS, "NPU function error"))),
+    failed("cuda_error", r"NPU function error: (?!\w*Timeout)"),
     lost("nccl_network", *(rf"{each}[^\n]*(?:{_NETWORK})" for each in _OTHERS)),
     lost("nccl_remote_error", *(rf"{each}[^\n]*{_PEER}" for each in _OTHERS)),
     failed("nccl_system_error", r"nvmlDeviceGetHandleByPciBusId\(\) failed", "Failed to bind the IP port"),

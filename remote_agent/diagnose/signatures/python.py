@@ -53,7 +53,7 @@ LOSS = (
 GENERIC_ERRORS = (
     weakly("nan_loss", *(rf"\b{word}['\"]?[:=]? ?(?:nan|NaN)\b" for word in ("loss", "Loss"))),
     weakly("permission_import_missing_module", r"sh: [^\n]*: (?:[Cc]ommand not found|No such file or directory)\b"),
-    weakly("user_exception", "There are not enough slots available in the system"),
+    weakly("user_exception", r"py: error: ", "There are not enough slots available in the system"),
     # Includes a traceback that a log service has joined into one line.
     weakly("user_exception", "can't open file '", "No such file or directory: '", r"Traceback \(m.{,22}: +File "),
     # This is the last line of a traceback whose beginning is missing. RuntimeError is left out: it can mean anything.
