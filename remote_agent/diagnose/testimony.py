@@ -548,6 +548,7 @@ def _killed(evidence: RankEvidence, notes: Sequence[str]) -> Claim:
         hint="the event signal_sent names the operator" if exit_.get("sent") == "SIGKILL" else unknown_sender,
         fingerprint=fingerprint("other", "SIGKILL", "", ""),
         evidence=_last_output(evidence),
+        proven=exit_.get("sent") == "SIGKILL",
     )
 
 

@@ -101,6 +101,7 @@ def verdict(evidence: Sequence[RankEvidence], context: JobContext) -> Incident:
         or _missing_rank(evidence, claims, context)
         or _exited_early(evidence, claims, context)
         or _wrong_address(evidence, claims)
+        or _larger_world(claims, context)
         or _node_trouble(evidence, claims)
         or _failed_first(claims, context, lost)
         or _victims_only(claims, context)
@@ -431,6 +432,18 @@ def _wrong_address(evidence: Sequence[RankEvidence], claims: list[Claim]) -> _Ca
     headline = f"could not reach a store at ({address}); the other ranks waited in another one"
     hint = "compare its MASTER_ADDR, MASTER_PORT and route with those of the other ranks"
     return _Cause("rendezvous_timeout", headline, hint, "one_rank", claims=own, ranks=[rank], node=own[0].node)
+
+
+def _larger_world(claims: list[Claim], context: JobContext) -> _Cause | None:
+    """The ranks waited for one that nobody has started."""
+    started = context.world_size or 0
+    waits = [each for each in claims if each.kind == WAITED and max(each.of(AWAITED), default=-1) >= started > 0]
+    if not waits:
+        return None
+    awaited = min(rank for each in waits for rank in each.others)
+    headline = f"waited for rank {awaited}, so for a world of {awaited + 1} or more, but {started} ranks were started"
+    hint = "compare world_size in the script (or WORLD_SIZE) with the number of ranks that the launcher starts"
+    return _Cause(waits[0].category, headline, hint, "outside_the_ranks", claims=waits)
 
 
 def _node_trouble(evidence: Sequence[RankEvidence], claims: list[Claim]) -> _Cause | None:

@@ -212,6 +212,17 @@ for step in range(10**6):
     print(f"step {{step}} loss {{loss.item():.6f}}", flush=True)
     time.sleep(0.02)
 """
+# A world of another size than was started: the others never come.
+_WORLD = _LOST.replace(f'if os.environ["RANK"] == "{RANK}":', "if True:") % 'WORLD_SIZE="6"'
+_BARRIER = """
+if rank == 2:
+    %s
+dist.%s
+"""
+_DDP = """
+model = torch.nn.Linear(4, 5 if rank == 2 else 4)
+torch.nn.parallel.DistributedDataParallel(model)
+"""
 _INTERFACE = _LOST % 'GLOO_SOCKET_IFNAME="nosuch0"'
 
 FAULTS = (
@@ -238,6 +249,27 @@ FAULTS = (
     Fault("no such interface on one rank", _INTERFACE, "rendezvous_timeout"),
     Fault("a collective in another shape", script("dist.all_reduce(torch.ones(9))"), "collective_desync", culprit=()),
     Fault("leaves early with status 0", script("sys.exit(0)"), ("collective_desync", "other", "gloo_connection_reset")),
+    Fault(
+        "leaves before a barrier", script(_BARRIER % ("os._exit(0)", "barrier()"), ranks="range(4)"),
+        ("collective_desync", "other", "gloo_connection_reset"),
+    ),
+    Fault(
+        "does not come to a monitored barrier",
+        script(_BARRIER % ("time.sleep(60)", "monitored_barrier(timeout=__import__('datetime').timedelta(seconds=5))"),
+               ranks="range(4)"),
+        "collective_desync",
+    ),
+    Fault(
+        "leaves a monitored barrier",
+        script(_BARRIER % ("os._exit(0)", "monitored_barrier(timeout=__import__('datetime').timedelta(seconds=5))"),
+               ranks="range(4)"),
+        ("collective_desync", "gloo_connection_reset"),
+    ),
+    Fault("a world of another size", _WORLD, "rendezvous_timeout", culprit=(), breaking=4),
+    Fault("another model in DDP's constructor", script(_DDP, ranks="range(4)"), "collective_desync", breaking=4),
+    Fault(
+        "disk full in numpy.tofile", script("import numpy; numpy.zeros(1 << 20).tofile('/dev/full')"), "disk_full",
+    ),
     Fault(
         "host gone", _STEPS, "node_lost", _crash, culprit=(), of_host=True, undo=lambda cluster: cluster.boot(HOST)
     ),

@@ -60,6 +60,8 @@ RENDEZVOUS = (
         "unable to reliably start one or more daemons",
         hint="the launching host must reach every host by ssh without a password or a prompt",
     ),
+    # The last number of such a key is a rank.
+    waited("rendezvous_timeout", r"wait timeout after \d+ms, keys: /default_pg/\S*/(?P<peer>\d+)(?![\d/])"),
     waited("rendezvous_timeout", r"retr(?:ie|ei)ving ncclUniqueId from \[(?P<peer>\d+)\]"),
     waited(
         "rendezvous_timeout",

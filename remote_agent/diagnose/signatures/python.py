@@ -16,6 +16,7 @@ FILES = (
         "disk_full",
         *("No space left on device", r"Errno 28\b", "Disk quota exceeded", "low on resource: ephemeral-storage"),
         *("PytorchStreamWriter failed writing", r"unexpected pos \d+ vs", r"OSError: \d+ requested and \d+ written"),
+        "Not enough free space to write",
     ),
     failed(
         "checkpoint_corrupt",
