@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from remote_agent.diagnose.hang.watchdogs import Wait
     from remote_agent.diagnose.incidents import EvidenceLine
 
 # The kinds, as `diagnose --why` shows them.
@@ -62,6 +63,14 @@ class Claim:
     """The host of each connection that was lost, as the text names it."""
     uncertainty_ns: int = 0
     """How much later than t_ns it may have been: the timestamp has whole seconds."""
+    wait: Wait | None = None
+    """What its watchdog says."""
+    aside: str = ""
+    """What ended a thread, a task or a child of it, where the process itself went on."""
+    address: str = ""
+    """Where it looked for the store, and found none."""
+    report: str = ""
+    """The first line of what a node reports, not its ranks."""
     later: Claim | None = None
     """Its last exception, if that one is a consequence: the rank may have survived this claim."""
     is_row: bool = False

@@ -66,6 +66,8 @@ class Incident:
     missing: MissingRanks | None = None
     at_least: bool = False
     """Further ranks may be affected like the culprits: they were stopped before they could show it."""
+    why: tuple[str, ...] = ()
+    """The claims that decided, in order, and the rule; empty for a hang."""
 
     def to_json(self) -> IncidentDocument:
         """Return the incident object of the contract."""
@@ -91,6 +93,7 @@ class Incident:
                 {"ranks": list(one.ranks), "category": one.category, "summary": one.summary} for one in self.victims
             ],
             "missing": None if self.missing is None else self.missing.copy(),
+            "why": list(self.why),
         }
 
 

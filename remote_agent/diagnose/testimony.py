@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from remote_agent.diagnose.accusations import accused
-from remote_agent.diagnose.claims import DONE, ENDED, FAILED, OF_OTHERS, STOPPED, WAITED, Claim
+from remote_agent.diagnose.claims import AWAITED, DONE, ENDED, FAILED, OF_OTHERS, STOPPED, WAITED, Claim
 from remote_agent.diagnose.exits import SIGNAL_CATEGORIES, SIGNAL_HINTS, decode_exit, signal_name
-from remote_agent.diagnose.hang.watchdogs import gave_up
+from remote_agent.diagnose.hang.watchdogs import gave_up, read_wait
 from remote_agent.diagnose.incidents import EvidenceLine
 from remote_agent.diagnose.last_words import (
     SIDES,
@@ -38,6 +38,7 @@ from remote_agent.diagnose.tracebacks import (
     Trace,
     find_traces,
     join_traces,
+    last_background_failure,
     last_exception,
     strip_tag,
     traces_of_error,
@@ -65,6 +66,11 @@ _RELATED_NOTES = {
 }
 # A connection to such a host was lost: as NCCL prints it, and torch's store.
 _HOST_GONE = re.compile(r"(?:closed by remote peer |remote=)\[?([A-Za-z][\w.-]*)(?:<\d+>|\]:\d+)")
+_UNREACHABLE = re.compile(r"client socket has failed to connect to any network address of \(([^()]{1,200})\)")
+# NCCL names the rank of the node that closed a connection, and its own device: both are numbered consecutively.
+_PEER_CLOSED = re.compile(
+    r"\[(\d+)\] NCCL INFO \[Service thread\] (?:Connection closed by|Could not receive type from) localRank (\d+)"
+)
 # Slurm, pdsh and the system log name a node like this.
 _NODE_SAID = re.compile(
     r"^srun: error: ([\w.-]+): tasks? |Node failure on ([\w.-]+)|^pdsh@\S+: ([\w.-]+): "
@@ -110,7 +116,7 @@ def read_ranks(every: Iterable[RankEvidence], notes: Mapping[str, Sequence[str]]
 
 def read_rank(evidence: RankEvidence, notes: Sequence[str] = ()) -> Claim:
     """Return what this rank's evidence says; notes: from its node's kernel, cgroup and file systems."""
-    claim = _with_node(_read(evidence, notes), evidence)
+    claim = _with_context(_read(evidence, notes), evidence)
     raised = _RAISED_ON.search(evidence.tail) if claim.kind == FAILED and not claim.of(FAILED) else None
     if raised is not None:
         claim = dataclasses.replace(claim, says=FAILED, others=tuple(map(read_number, raised[1].split(", "))))
@@ -122,17 +128,42 @@ def read_rank(evidence: RankEvidence, notes: Sequence[str] = ()) -> Claim:
     return dataclasses.replace(claim, evidence=tuple(lines))
 
 
-def _with_node(claim: Claim, evidence: RankEvidence) -> Claim:
-    """Return the claim with the node that its lines name: that of a scheduler, or of a host's own log, if it is one."""
-    claim = dataclasses.replace(claim, hosts=tuple(_HOST_GONE.findall(evidence.tail)))
+def _with_context(claim: Claim, evidence: RankEvidence) -> Claim:
+    """Return the claim with what else its author's text shows: its node, its peers, its watchdog, its threads."""
+    rank, tail = evidence.rank, evidence.tail
+    aside, address = last_background_failure(tail), _UNREACHABLE.search(tail)
+    closed = [(int(own), int(other)) for own, other in _PEER_CLOSED.findall(tail) if own != other]
+    if closed and rank is not None and claim.kind != FAILED and not claim.others:
+        own, other = closed[0]
+        claim = dataclasses.replace(claim, says=AWAITED, others=(rank - own + other,))
+    is_report = rank is None and evidence.node is not None and not evidence.places
+    return dataclasses.replace(
+        claim,
+        node=_node_of(claim),
+        hosts=tuple(_HOST_GONE.findall(tail)),
+        wait=None if rank is None else read_wait(rank, tail),
+        aside="" if aside is None else _aside(aside),
+        address="" if address is None else address[1],
+        report=lines_of(tail.strip())[0] if is_report and tail.strip() else "",
+    )
+
+
+def _aside(trace: Trace) -> str:
+    """Return which exception ended a thread, a task or a child of a process."""
+    place = f" in {trace.user_frame.place()}" if trace.user_frame is not None else ""
+    return f"{trace.background} failed with {trace.headline}{place}"
+
+
+def _node_of(claim: Claim) -> str | None:
+    """Return the node that the claim's lines name: that of a scheduler, or of a host's own log, if it is one."""
     if claim.node is not None or not claim.evidence:
-        return claim
+        return claim.node
     nodes = {
         (match and next(filter(None, match.groups()))) or each.node
         for each in claim.evidence
         for match in [_NODE_SAID.search(each.text) or _NODE_SAID.search(claim.traceback or "")]
     }
-    return dataclasses.replace(claim, node=nodes.pop() if len(nodes) == 1 else None)
+    return nodes.pop() if len(nodes) == 1 else None
 
 
 def _names(note: str, evidence: RankEvidence) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from remote_agent.diagnose.claims import (
@@ -30,13 +30,12 @@ from remote_agent.diagnose.claims import (
 from remote_agent.diagnose.evidence import JobContext, RankEvidence, name_nodes
 from remote_agent.diagnose.exits import signal_name
 from remote_agent.diagnose.hang.watchdogs import find_mismatch, find_missing
-from remote_agent.diagnose.incidents import EvidenceLine, Incident, Victims
+from remote_agent.diagnose.incidents import EvidenceLine, Incident, Victims, iso_time
 from remote_agent.diagnose.signatures import CATEGORIES
 from remote_agent.diagnose.signatures.signature import CHILD_FAILED, DIED, WRONG_SIZE
 from remote_agent.diagnose.testimony import read_ranks
-from remote_agent.diagnose.tracebacks import Trace, last_background_failure
-from remote_agent.text.names import name_ranks, read_number
-from remote_agent.text.shapes import clip, fingerprint, lines_of, shape
+from remote_agent.text.names import name_ranks
+from remote_agent.text.shapes import clip, fingerprint, shape
 from remote_agent.wire.events import AGENT_DIED
 
 if TYPE_CHECKING:
@@ -62,13 +61,8 @@ _PATH = re.compile(r"(?<![\w.])(?:/[\w.@+-]+){3,}")
 _CUT_OFF = 30
 MAX_EVIDENCE = 12
 _MAX_PLACES = 3
-_UNREACHABLE = re.compile(r"client socket has failed to connect to any network address of \(([^()]{1,200})\)")
+_MAX_CLAIMS = 10
 _LOOPBACK = re.compile(r"[Gg]loo.*(?:remote=|connect )\[(127\.[\d.]+|::1)\]")
-_STORE_TIMEOUT = re.compile(r"wait timeout after \d+ms")
-_PEER_CLOSED = re.compile(
-    r"\[(?P<own>\d+)\] NCCL INFO \[Service thread\] (?:Connection closed by|Could not receive type from) "
-    r"localRank (?P<other>\d+)"
-)
 
 
 class _Cause(NamedTuple):
@@ -89,23 +83,26 @@ class _Cause(NamedTuple):
     """Ranks that supervisor stopped may have been about to fail alike."""
 
 
+class _Case(NamedTuple):
+    """What the rules read."""
+
+    claims: Sequence[Claim]
+    """In order."""
+    context: JobContext
+    pointed_at: int | None
+    """The rank that the others agree on, where nothing is known from itself."""
+
+    def of(self, *kinds: str) -> list[Claim]:
+        """Return the claims of these kinds."""
+        return [each for each in self.claims if each.kind in kinds]
+
+
 def verdict(evidence: Sequence[RankEvidence], context: JobContext) -> Incident:
     """Return the incident that this evidence shows."""
     claims = in_order(read_ranks(evidence, context.host_notes))
-    lost = _lost_first(evidence, claims)
-    cause = (
-        _node_lost(claims, context)
-        or _loopback(claims, context)
-        or _own_failure(claims, context, lost)
-        or _mismatch(evidence, claims, context)
-        or _missing_rank(evidence, claims, context)
-        or _exited_early(evidence, claims, context)
-        or _wrong_address(evidence, claims)
-        or _larger_world(claims, context)
-        or _node_trouble(evidence, claims)
-        or _failed_first(claims, context, lost)
-        or _victims_only(claims, context)
-    )
+    case = _Case(claims, context, _pointed_at(claims))
+    found = ((why, rule(case)) for why, rule in RULES)
+    why, cause = next(((why, cause) for why, cause in found if cause is not None), ("", _nothing(case)))
     first = cause.claims[0] if cause.claims else None
     return Incident(
         id=context.incident_id,
@@ -126,6 +123,7 @@ def verdict(evidence: Sequence[RankEvidence], context: JobContext) -> Incident:
         missing=cause.missing,
         at_least=cause.at_least,
         fingerprint=_fingerprint(cause),
+        why=_why(why, cause, claims),
     )
 
 
@@ -134,8 +132,9 @@ def _error_ns(context: JobContext, *nodes: str | None) -> int:
     return int(sum(context.clock_error_ms.get(node or "", 0.0) for node in nodes) * 1e6)
 
 
-def _node_lost(claims: list[Claim], context: JobContext) -> _Cause | None:
+def _node_lost(case: _Case) -> _Cause | None:
     """A lost node is the cause unless a rank of another node failed before the last sign of life."""
+    claims, context, _ = case
     if not context.lost_nodes:
         return None
     node, (t_ns, reason) = min(context.lost_nodes.items(), key=lambda item: item[1][0])
@@ -164,8 +163,9 @@ def _node_lost(claims: list[Claim], context: JobContext) -> _Cause | None:
     )
 
 
-def _loopback(claims: list[Claim], context: JobContext) -> _Cause | None:
+def _loopback(case: _Case) -> _Cause | None:
     """The first failure is gloo's, which looked for a rank of another host at a loopback address."""
+    claims, context, _ = case
     first = next((each for each in claims if each.kind == FAILED), None)
     match = _LOOPBACK.search(first.headline) if first is not None else None
     nodes = context.ranks_per_node
@@ -184,8 +184,9 @@ def _loopback(claims: list[Claim], context: JobContext) -> _Cause | None:
     )
 
 
-def _own_failure(claims: list[Claim], context: JobContext, lost: int | None) -> _Cause | None:
+def _own_failure(case: _Case) -> _Cause | None:
     """The first rank that failed by itself, and all ranks that failed alike."""
+    claims, context, pointed_at = case
     # Beside a timeout, the end of a process proves nothing: a rank that waited for too long ends, too.
     waits = any(each.kind == WAITED and each.category != "rendezvous_timeout" for each in claims)
     counts = [each for each in claims if not waits or not (each.is_row or (each.kind == ENDED and not each.ended))]
@@ -210,7 +211,7 @@ def _own_failure(claims: list[Claim], context: JobContext, lost: int | None) -> 
     nodes = {each.node for each in of_ranks}
     odd = _odd_one_out(first, claims, ranks, context)
     if odd is None and first.rank is None and first.category not in _TO_ALL:
-        odd = lost
+        odd = pointed_at
     named = first.of(FAILED) or (() if odd is None else (odd,))
     if not named and first.of(DIFFER) and first.rank is not None:
         # The two differ, and nothing shows which of them is right.
@@ -253,7 +254,7 @@ def _named_itself(candidates: Sequence[Claim]) -> Claim:
     return next((each for each in candidates if each.rank in first.of(FAILED) and not each.of(FAILED)), first)
 
 
-def _may_be_more(first: Claim, ranks: list[int], same: list[Claim], claims: list[Claim]) -> bool:
+def _may_be_more(first: Claim, ranks: list[int], same: list[Claim], claims: Sequence[Claim]) -> bool:
     """Return whether ranks that we stopped may have been about to fail alike: where several did, or any rank would."""
     if len(ranks) < 2 and first.category not in _SAME_ON_ALL:
         return False
@@ -312,8 +313,9 @@ def _named(first: Claim, named: Sequence[int], same: list[Claim], context: JobCo
     return _Cause(first.category, headline, first.hint, scope, claims=same, ranks=named, node=node)
 
 
-def _failed_first(claims: list[Claim], context: JobContext, lost: int | None) -> _Cause | None:
+def _failed_first(case: _Case) -> _Cause | None:
     """Its peers report which rank failed first; nothing is known from that rank itself."""
+    claims, context, lost = case
     broken = [each for each in claims if each.kind in OF_OTHERS and each.category not in _TO_ALL]
     if lost is None or not broken:
         return None
@@ -322,9 +324,10 @@ def _failed_first(claims: list[Claim], context: JobContext, lost: int | None) ->
     return _Cause(broken[0].category, text, hint, "one_rank", ranks=[lost], node=context.node_of(lost))
 
 
-def _mismatch(evidence: Sequence[RankEvidence], claims: list[Claim], context: JobContext) -> _Cause | None:
+def _mismatch(case: _Case) -> _Cause | None:
     """Ranks waited for each other in different collectives, or in one of different sizes."""
-    mismatch = find_mismatch(evidence)
+    claims, context, _ = case
+    mismatch = find_mismatch([each.wait for each in claims if each.wait is not None])
     if mismatch is None or any(each.kind == FAILED for each in claims):
         return None
     by_call: dict[str, list[int]] = {}
@@ -346,17 +349,17 @@ def _mismatch(evidence: Sequence[RankEvidence], claims: list[Claim], context: Jo
     )
 
 
-def _missing_rank(evidence: Sequence[RankEvidence], claims: list[Claim], context: JobContext) -> _Cause | None:
+def _missing_rank(case: _Case) -> _Cause | None:
     """Ranks timed out in a collective that some ranks never reached: those are the culprits."""
+    claims, context, _ = case
     timed_out = any(each.kind in OF_OTHERS and _TIMED_OUT.search(each.headline) for each in claims)
     hang = context.hang or (context.seen if timed_out else None)
-    missing = hang if hang and hang["missing"] else _find_missing(evidence, context)
+    missing = hang if hang and hang["missing"] else _find_missing(claims, context)
     if missing is None:
         return None
     # A missing rank that we stopped has not failed, but its text may say why it was missing.
-    absent = [each for each in evidence if each.rank is not None and each.rank in missing["missing"]]
-    failures = {each.rank: trace for each in absent if (trace := last_background_failure(each.tail)) is not None}
-    ranks = sorted(rank for rank in failures if rank is not None) or list(missing["missing"])
+    failures = _asides(claims, missing["missing"])
+    ranks = sorted(failures) or list(missing["missing"])
     nodes = context.nodes_of(ranks)
     gave_up = not hang or any(each.category == "nccl_timeout_watchdog" for each in claims)
     category = "user_exception" if failures else "nccl_timeout_watchdog" if gave_up else "hang_no_output"
@@ -364,7 +367,7 @@ def _missing_rank(evidence: Sequence[RankEvidence], claims: list[Claim], context
         claims=[each for each in claims if each.rank in ranks],
         scope=_scope_of(ranks),
         category=category,
-        headline="; ".join([*_background_text(failures, ranks), _absence(missing)]),
+        headline="; ".join([*list(failures.values())[:1], _absence(missing)]),
         hint=CATEGORIES[category].hint,
         ranks=ranks,
         node=nodes.pop() if len(nodes) == 1 else None,
@@ -372,13 +375,9 @@ def _missing_rank(evidence: Sequence[RankEvidence], claims: list[Claim], context
     )
 
 
-def _background_text(failures: Mapping[int | None, Trace], ranks: Sequence[int]) -> list[str]:
-    """Return which exception ended a thread, a task or a child of the first of these ranks, if any."""
-    if not failures:
-        return []
-    trace = next(failures[rank] for rank in ranks if rank in failures)
-    place = f" in {trace.user_frame.place()}" if trace.user_frame is not None else ""
-    return [f"{trace.background} failed with {trace.headline}{place}"]
+def _asides(claims: Iterable[Claim], ranks: Sequence[int]) -> dict[int, str]:
+    """Return which exception ended a thread, a task or a child of some of these ranks."""
+    return {each.rank: each.aside for each in claims if each.rank is not None and each.rank in ranks and each.aside}
 
 
 def _absence(missing: MissingRanks) -> str:
@@ -397,9 +396,10 @@ def _scope_of(ranks: Sequence[int]) -> str:
     return "one_rank" if len(ranks) == 1 else "several_or_all_ranks"
 
 
-def _exited_early(evidence: Sequence[RankEvidence], claims: list[Claim], context: JobContext) -> _Cause | None:
+def _exited_early(case: _Case) -> _Cause | None:
     """Some ranks exited with success before the others lost their connections: they exited too early."""
-    broken = [each for each in claims if each.kind in OF_OTHERS]
+    claims, context, _ = case
+    broken = case.of(*OF_OTHERS)
     if not broken:
         return None
     left = [each for each in claims if each.kind == DONE and (each.exit_code == 0 or each.exit_signal is not None)]
@@ -408,36 +408,34 @@ def _exited_early(evidence: Sequence[RankEvidence], claims: list[Claim], context
         return None
     ranks = _ranks_of(left)
     nodes = {each.node for each in left}
-    absent = [each for each in evidence if each.rank in ranks]
-    failures = {each.rank: trace for each in absent if (trace := last_background_failure(each.tail)) is not None}
     headline = f"left early: {left[0].headline} while {name_ranks(_ranks_of(broken))} still communicated"
     return _Cause(
         claims=left,
         scope=_scope_of(ranks),
         category="collective_desync",
-        headline="; ".join([headline, *_background_text(failures, ranks)]),
+        headline="; ".join([headline, *list(_asides(claims, ranks).values())[:1]]),
         hint="every rank must run the same number of steps and collectives: compare the amount of data per rank",
         ranks=ranks,
         node=left[0].node if len(nodes) == 1 else None,
     )
 
 
-def _wrong_address(evidence: Sequence[RankEvidence], claims: list[Claim]) -> _Cause | None:
+def _wrong_address(case: _Case) -> _Cause | None:
     """One rank tried to reach the store at an address where there is none."""
-    mismatch = _find_wrong_address(evidence)
-    if mismatch is None:
+    lost = [each for each in case.claims if each.address and each.rank is not None]
+    waited = [each for each in case.of(WAITED) if each.category == "rendezvous_timeout" and not each.address]
+    if len(lost) != 1 or len(waited) < 2:
         return None
-    rank, address = mismatch
-    own = [each for each in claims if each.rank == rank]
-    headline = f"could not reach a store at ({address}); the other ranks waited in another one"
+    headline = f"could not reach a store at ({lost[0].address}); the other ranks waited in another one"
     hint = "compare its MASTER_ADDR, MASTER_PORT and route with those of the other ranks"
-    return _Cause("rendezvous_timeout", headline, hint, "one_rank", claims=own, ranks=[rank], node=own[0].node)
+    ranks = _ranks_of(lost)
+    return _Cause("rendezvous_timeout", headline, hint, "one_rank", claims=lost, ranks=ranks, node=lost[0].node)
 
 
-def _larger_world(claims: list[Claim], context: JobContext) -> _Cause | None:
+def _larger_world(case: _Case) -> _Cause | None:
     """The ranks waited for one that nobody has started."""
-    started = context.world_size or 0
-    waits = [each for each in claims if each.kind == WAITED and max(each.of(AWAITED), default=-1) >= started > 0]
+    started = case.context.world_size or 0
+    waits = [each for each in case.of(WAITED) if max(each.of(AWAITED), default=-1) >= started > 0]
     if not waits:
         return None
     awaited = min(rank for each in waits for rank in each.others)
@@ -446,25 +444,25 @@ def _larger_world(claims: list[Claim], context: JobContext) -> _Cause | None:
     return _Cause(waits[0].category, headline, hint, "outside_the_ranks", claims=waits)
 
 
-def _node_trouble(evidence: Sequence[RankEvidence], claims: list[Claim]) -> _Cause | None:
+def _node_trouble(case: _Case) -> _Cause | None:
     """Nodes, not their ranks, report what went wrong."""
-    reports = [each for each in evidence if each.rank is None and each.node and each.tail.strip() and not each.places]
+    reports = [each for each in case.claims if each.report]
     if not reports:
         return None
     first = reports[0]
-    categories = [each.category for each in claims if each.rank is None and each.kind in OF_OTHERS]
+    categories = [each.category for each in case.of(*OF_OTHERS) if each.rank is None]
     others = f"{len(reports)} nodes " if len(reports) > 1 else ""
-    headline = clip(f"{others}{lines_of(first.tail.strip())[0]}")
     hint = f"check the agent's log on {first.node}"
     node = None if others else first.node
-    return _Cause((categories or ["other"])[0], headline, hint, "outside_the_ranks", node=node)
+    return _Cause((categories or ["other"])[0], clip(f"{others}{first.report}"), hint, "outside_the_ranks", node=node)
 
 
-def _victims_only(claims: list[Claim], context: JobContext) -> _Cause:
+def _victims_only(case: _Case) -> _Cause | None:
     """Nothing shows the cause: say what was seen, and what to check next."""
-    broken = [each for each in claims if each.kind in OF_OTHERS]
+    claims, context, _ = case
+    broken = case.of(*OF_OTHERS)
     if not broken:
-        return _nothing(claims)
+        return None
     first = _earliest_failure(broken)
     reason = "the logs do not say why" if first.traceback is None else "no rank shows an earlier failure"
     where = f"first on {name_ranks([first.rank])}{name_nodes([first.node])}" if first.rank is not None else "in the log"
@@ -491,8 +489,8 @@ def _host_gone(claims: Sequence[Claim], context: JobContext) -> str | None:
     return host if not any(context.ranks_per_node) or host in context.ranks_per_node else None
 
 
-def _nothing(claims: list[Claim]) -> _Cause:
-    stopped = any(each.kind == STOPPED for each in claims)
+def _nothing(case: _Case) -> _Cause:
+    stopped = bool(case.of(STOPPED))
     text = "supervisor stopped the ranks; none failed by itself" if stopped else "no failure in the ranks' output"
     hint = "check the earlier events, and the ranks' stdout"
     return _Cause("other", text, hint, "not_in_text", "unknown")
@@ -615,7 +613,7 @@ def _is_hearsay(claim: Claim) -> bool:
     return without_reason and claim.kind == ENDED and not claim.ended
 
 
-def _lost_first(evidence: Sequence[RankEvidence], claims: Sequence[Claim]) -> int | None:
+def _pointed_at(claims: Sequence[Claim]) -> int | None:
     """Return the only rank that died according to its parent, or that others lost first, or waited for in vain.
 
     A rank that lost connections itself is not returned: it failed for another reason.
@@ -623,21 +621,9 @@ def _lost_first(evidence: Sequence[RankEvidence], claims: Sequence[Claim]) -> in
     died = {each.rank for each in claims if each.headline == DIED and each.rank is not None}
     if len(died) == 1:
         return died.pop()
-    named = set()
-    reports = 0
-    for each in evidence:
-        closed = (match for match in _PEER_CLOSED.finditer(each.tail) if match["own"] != match["other"])
-        match = next(closed, None)
-        if match is not None and each.rank is not None:
-            # Both the ranks and the devices of a node are numbered consecutively.
-            named.add(each.rank - read_number(match["own"]) + read_number(match["other"]))
-            reports += 1
+    awaited = [rank for each in claims if each.kind != FAILED for rank in each.of(AWAITED)]
     victims = {each.rank for each in claims if each.kind in (*OF_OTHERS, STOPPED)}
-    if reports > 1 and len(named) == 1 and not named & victims:
-        return named.pop()
-    awaited = [rank for each in claims if each.kind in OF_OTHERS for rank in each.of(AWAITED)]
-    agree = len(awaited) > 1 and len({*awaited}) == 1 and not {*awaited} & {each.rank for each in claims}
-    return awaited[0] if agree else None
+    return awaited[0] if len(awaited) > 1 and len({*awaited}) == 1 and awaited[0] not in victims else None
 
 
 def _earliest_failure(broken: Sequence[Claim]) -> Claim:
@@ -679,17 +665,44 @@ def _ranks_of(claims: Iterable[Claim]) -> list[int]:
     return [each.rank for each in claims if each.rank is not None]
 
 
-def _find_missing(evidence: Sequence[RankEvidence], context: JobContext) -> MissingRanks | None:
+def _find_missing(claims: Sequence[Claim], context: JobContext) -> MissingRanks | None:
     """Return the ranks that never reached the collective in which the watchdogs of the others gave up."""
     world = {rank for ranks in context.ranks_per_node.values() for rank in ranks} | set(range(context.world_size or 0))
     away = {rank for node in context.lost_nodes for rank in context.ranks_of(node)}
-    return find_missing(evidence, world, away, all_known=context.world_size is not None)
+    waits = [each.wait for each in claims if each.wait is not None]
+    return find_missing(waits, world, away, all_known=context.world_size is not None)
 
 
-def _find_wrong_address(evidence: Sequence[RankEvidence]) -> tuple[int, str] | None:
-    """Return the only rank that reached no store, and the address it tried, if two or more others waited in one."""
-    failed = {
-        each.rank: match[1] for each in evidence if each.rank is not None and (match := _UNREACHABLE.search(each.tail))
-    }
-    waited = [each.rank for each in evidence if each.rank not in failed and _STORE_TIMEOUT.search(each.tail)]
-    return failed.popitem() if len(failed) == 1 and len(waited) > 1 else None
+def _why(rule: str, cause: _Cause, claims: Sequence[Claim]) -> tuple[str, ...]:
+    """Return the claims that decided, in order, each alike once, and the rule that they decided by."""
+    groups: dict[tuple[bool, str, str], list[Claim]] = {}
+    for each in [*cause.claims, *(each for each in claims if each not in cause.claims)]:
+        if each.headline:
+            groups.setdefault((each in cause.claims, each.kind, shape(each.text)), []).append(each)
+    lines = [_claim_line(alike) for alike in list(groups.values())[: _MAX_CLAIMS - 1]]
+    return (*lines, f"so: {rule}") if rule else tuple(lines)
+
+
+def _claim_line(alike: Sequence[Claim]) -> str:
+    """Return who claims what, and when, of claims that are alike."""
+    first, ranks = alike[0], _ranks_of(alike)
+    who = name_ranks(ranks) if ranks else "no rank"
+    at = f", {iso_time(first.t_ns)}" if first.t_ns is not None else ""
+    of = f" ({name_ranks(first.others)})" if first.others else ""
+    return clip(f"{who}{name_nodes([each.node for each in alike])}{at}: {first.kind}{of}: {first.text}")
+
+
+RULES: tuple[tuple[str, Callable[[_Case], _Cause | None]], ...] = (
+    ("a node was lost, and no rank of another node had failed by itself before", _node_lost),
+    ("gloo looked for a rank of another host at a loopback address", _loopback),
+    ("the first that failed by itself, and all that failed alike, or those whom it accuses", _own_failure),
+    ("the ranks waited for each other in different collectives", _mismatch),
+    ("some never came to the collective in which the others gave up", _missing_rank),
+    ("some left before the others lost them", _exited_early),
+    ("only one looked for the store where there is none", _wrong_address),
+    ("all waited for a rank that nobody has started", _larger_world),
+    ("nodes report it, not their ranks", _node_trouble),
+    ("the others agree on one that did not answer", _failed_first),
+    ("all that is known are consequences: no rank is named", _victims_only),
+)
+"""Each rule in words, in the order in which they are asked; the first that applies decides."""

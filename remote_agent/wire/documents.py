@@ -129,6 +129,7 @@ class _Incident(TypedDict):
 class IncidentDocument(_Incident, total=False):
     fingerprint: str
     at_least: bool
+    why: list[str]
     state: str
     ended_at: Optional[IsoTime]
     over: Optional[str]

@@ -1,6 +1,6 @@
 """What the watchdogs of NCCL's process groups say: in which collective each rank gave up, and who never reached it.
 
-In: the text of each rank. Out: the ranks that are missing in a collective, or that called another one than the rest.
+In: the text of each rank. Out: its Wait; the ranks that are missing in a collective, or that called another one.
 
 **Sequence numbers count within one process group: numbers of different groups, or far apart, are never compared. A rank
 whose own watchdog gave up waited, too: it is not missing.**
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from remote_agent.text.names import read_number
 
 if TYPE_CHECKING:
-    from remote_agent.diagnose.evidence import RankEvidence
     from remote_agent.wire.documents import MissingRanks
 
 T = TypeVar("T")
@@ -40,15 +39,21 @@ _UNEVEN = (*_PAIRWISE, "ALLTOALL", "ALLTOALL_BASE", "GATHER", "SCATTER", "COALES
 
 
 class Wait(NamedTuple):
-    """A rank whose watchdog gave up in a collective. group: None where the text does not name it."""
+    """What a rank's watchdog says. group: None where the text does not name it; operation "": it gave up nowhere."""
 
     rank: int
-    group: str | None
-    number: int
-    operation: str
-    size: str | None
-    queued: int
-    """The last collective of the group that the rank had queued, as it says; else the one in which it waits."""
+    gave_up: bool
+    queued: Mapping[str | None, int]
+    """The last collective of each group that the rank had queued."""
+    group: str | None = None
+    number: int = 0
+    operation: str = ""
+    size: str | None = None
+
+    @property
+    def last(self) -> int:
+        """The last collective of its group that the rank had queued, as it says; else the one in which it waits."""
+        return self.queued.get(self.group, self.number)
 
 
 class Mismatch(NamedTuple):
@@ -64,42 +69,43 @@ def gave_up(text: str) -> bool:
     return _GAVE_UP.search(text) is not None
 
 
-def waits_in(evidence: Sequence[RankEvidence]) -> list[Wait]:
-    """Return in which collective each rank waited, as far as its text says so."""
-    waits = []
-    for each in evidence:
-        work = _WORK.search(each.tail)
-        if each.rank is None or work is None:
-            continue
-        states = list(_STATUS.finditer(each.tail))
-        group = work["group"] if work["group"] is not None else states[0]["group"] if states else None
-        queued = [read_number(state["number"]) for state in states if state["group"] in (group, None)]
-        number = read_number(work["number"])
-        size = work["size"] if work["size"] == work["out"] else f"{work['size']} to {work['out']}"
-        waits.append(Wait(each.rank, group, number, work["operation"], size, queued[0] if queued else number))
-    return waits
+def read_wait(rank: int, text: str) -> Wait | None:
+    """Return what the watchdog of a rank says; None: nothing."""
+    work, ended = _WORK.search(text), gave_up(text)
+    states = list(_STATUS.finditer(text)) if work is not None or "nqueued" in text else []
+    queued: dict[str | None, int] = {}
+    for state in states:
+        queued.setdefault(state["group"], read_number(state["number"]))
+    if work is None:
+        return Wait(rank, ended, queued) if queued or ended else None
+    group = work["group"] if work["group"] is not None else states[0]["group"] if states else None
+    if group not in queued and None in queued:
+        queued[group] = queued[None]
+    size = work["size"] if work["size"] == work["out"] else f"{work['size']} to {work['out']}"
+    return Wait(rank, ended, queued, group, read_number(work["number"]), work["operation"], size)
 
 
 def find_missing(
-    evidence: Sequence[RankEvidence], world: Collection[int], away: Collection[int], *, all_known: bool
+    every: Sequence[Wait], world: Collection[int], away: Collection[int], *, all_known: bool
 ) -> MissingRanks | None:
     """Return the ranks that never reached the collective in which most waited; None if the texts do not show them.
 
     `world`: the ranks of the job, all of them if `all_known`; `away`: those that are out of reach.
     """
-    waits = waits_in(evidence)
+    waits = [wait for wait in every if wait.operation]
     group = _most_common([wait.group for wait in waits])
     here = [wait for wait in waits if wait.group == group and wait.operation not in _PAIRWISE]
     elsewhere = {wait.rank for wait in waits} - {wait.rank for wait in here}
     if not here:
         return None
-    queued = _queued(evidence, group) | {wait.rank: wait.queued for wait in here}
+    queued = {wait.rank: wait.queued[group] for wait in every if group is not None and group in wait.queued}
+    queued |= {wait.rank: wait.last for wait in here}
     number, operation = Counter((wait.number, wait.operation) for wait in here).most_common(1)[0][0]
     behind = {rank for rank, last in queued.items() if number - _NEAR <= last < number}
     waiting = {wait.rank for wait in here if wait.number >= number} | {
         rank for rank, last in queued.items() if last >= number
     }
-    ended = {each.rank for each in evidence if each.rank is not None and gave_up(each.tail)}
+    ended = {wait.rank for wait in every if wait.gave_up}
     waiting |= ended - behind - elsewhere
     missing = behind or set(world) - waiting - elsewhere - set(away)
     # If only the texts show which ranks there were, a single one is not a group.
@@ -117,9 +123,9 @@ def find_missing(
     }
 
 
-def find_mismatch(evidence: Sequence[RankEvidence]) -> Mismatch | None:
+def find_mismatch(every: Sequence[Wait]) -> Mismatch | None:
     """Return the ranks of one group that wait in different collectives, or sizes of one, under the same number."""
-    waits = [wait for wait in waits_in(evidence) if wait.operation not in _PAIRWISE]
+    waits = [wait for wait in every if wait.operation and wait.operation not in _PAIRWISE]
     place = _most_common([(wait.group, wait.number) for wait in waits])
     same = [wait for wait in waits if (wait.group, wait.number) == place]
     sized = all(wait.size is not None for wait in same)
@@ -135,17 +141,6 @@ def find_mismatch(evidence: Sequence[RankEvidence]) -> Mismatch | None:
 def _call(wait: Wait) -> str:
     """Return the operation, with its size where that must be the same on all ranks."""
     return wait.operation if wait.operation in _UNEVEN else f"{wait.operation} of {wait.size} elements"
-
-
-def _queued(evidence: Sequence[RankEvidence], group: str | None) -> dict[int, int]:
-    """Return the last collective that each rank had queued in a group, where its text names that group."""
-    found: dict[int, int] = {}
-    for each in evidence if group is not None else ():
-        states = (state for state in _STATUS.finditer(each.tail) if state["group"] == group)
-        state = next(states, None)
-        if each.rank is not None and state is not None:
-            found[each.rank] = read_number(state["number"])
-    return found
 
 
 def _most_common(values: Sequence[T]) -> T | None:
