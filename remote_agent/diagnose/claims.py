@@ -73,6 +73,8 @@ class Claim:
     """The first line of what a node reports, not its ranks."""
     later: Claim | None = None
     """Its last exception, if that one is a consequence: the rank may have survived this claim."""
+    is_want: bool = False
+    """True for an exception that says only that something from elsewhere did not come: other failures explain it."""
     is_row: bool = False
     """True where a launcher, a scheduler or a shell says of the process how it ended."""
     proven: bool = False

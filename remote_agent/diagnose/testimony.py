@@ -94,7 +94,7 @@ _OF_SIGNALS = frozenset(
 _CHILD_FAILED = re.compile(r"CalledProcessError$")
 # Folders of a path: in a summary, its last part is enough.
 _FOLDERS = re.compile(r"(?<![\w.])/(?:[\w.@+-]+/)+")
-# These exceptions mean that something from a thread or a child process is missing.
+# These exceptions mean that something from a thread, a child process or a peer is missing.
 _MISSING_INPUT = re.compile(
     r"(?:^|\.)(?:Empty|Full|TimeoutError|Timeout|EOFError|BrokenPipeError|ConnectionResetError|CancelledError"
     r"|Broken\w*(?:Pool|Executor|Barrier)\w*)$"
@@ -451,6 +451,7 @@ def _from_trace(
         evidence=(EvidenceLine(evidence.node, evidence.rank, *place, clip(trace.line)),),
         says=says,
         others=others,
+        is_want=meaning is None and _MISSING_INPUT.search(trace.type) is not None,
         proven=trace.type != TRUNCATED,
     )
 

@@ -190,7 +190,8 @@ def _own_failure(case: _Case) -> _Cause | None:
     # Beside a timeout, the end of a process proves nothing: a rank that waited for too long ends, too.
     waits = any(each.kind == WAITED and each.category != "rendezvous_timeout" for each in claims)
     counts = [each for each in claims if not waits or not (each.is_row or (each.kind == ENDED and not each.ended))]
-    own = [each for each in counts if each.kind == FAILED]
+    every = [each for each in counts if each.kind == FAILED]
+    own = [each for each in every if not each.is_want] or every
     # Text of no rank that explains nothing is a launcher's wrapper, unless no rank reports a failure.
     unexplained = [each for each in counts if each.kind == ENDED]
     a_rank_fails = any(each.rank is not None and each.kind not in (DONE, STOPPED) for each in claims)
@@ -294,6 +295,9 @@ def _scope(first: Claim, ranks: list[int], context: JobContext) -> str:
         return "outside_the_ranks"
     if first.category == "signal_preempted" and (len(ranks) != 1 or (context.world_size or 0) == 1):
         return "outside_the_ranks"
+    # A trainer prints the loss of all ranks on one of them.
+    if first.category == "nan_loss" and first.traceback is None and not first.ended:
+        return "not_in_text"
     # Of two that differ, either may be wrong.
     of_two = first.category == "collective_desync" and context.world_size == 2
     if _is_wrong_size(first) or (len(ranks) == 1 and (of_two or _is_hearsay(first))):
@@ -677,7 +681,7 @@ def _why(rule: str, cause: _Cause, claims: Sequence[Claim]) -> tuple[str, ...]:
     """Return the claims that decided, in order, each alike once, and the rule that they decided by."""
     groups: dict[tuple[bool, str, str], list[Claim]] = {}
     for each in [*cause.claims, *(each for each in claims if each not in cause.claims)]:
-        if each.headline:
+        if each.headline or each.hosts:
             groups.setdefault((each in cause.claims, each.kind, shape(each.text)), []).append(each)
     lines = [_claim_line(alike) for alike in list(groups.values())[: _MAX_CLAIMS - 1]]
     return (*lines, f"so: {rule}") if rule else tuple(lines)
@@ -687,9 +691,11 @@ def _claim_line(alike: Sequence[Claim]) -> str:
     """Return who claims what, and when, of claims that are alike."""
     first, ranks = alike[0], _ranks_of(alike)
     who = name_ranks(ranks) if ranks else "no rank"
-    at = f", {iso_time(first.t_ns)}" if first.t_ns is not None else ""
+    at = f", {iso_time(first.t_ns)[11:23]}" if first.t_ns is not None else ""
     of = f" ({name_ranks(first.others)})" if first.others else ""
-    return clip(f"{who}{name_nodes([each.node for each in alike])}{at}: {first.kind}{of}: {first.text}")
+    lost = f"lost {', '.join(dict.fromkeys(first.hosts))}" if first.hosts else ""
+    what = "; ".join(filter(None, (first.text, lost)))
+    return clip(f"{who}{name_nodes([each.node for each in alike])}{at}: {first.kind}{of}: {what}")
 
 
 RULES: tuple[tuple[str, Callable[[_Case], _Cause | None]], ...] = (

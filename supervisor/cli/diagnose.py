@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from remote_agent.wire.documents import Diagnosis, NcclSummary
 
-USAGE = "PATH… [--json] [--color auto|always|never]"
+USAGE = "PATH… [--why] [--json] [--color auto|always|never]"
 # Less than this is read before a progress bar is of use.
 BAR_BYTES = 64 << 20
 NO_FAILURE = (
@@ -38,6 +38,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
     from supervisor.postmortem.files import few
 
     parser = make_parser(verb, USAGE, target=False)
+    parser.add_argument("--why", action="store_true", help="show what was said by whom, and what decided")
     add_json(parser)
     colours.add_color(parser)
     parser.add_argument(
@@ -58,15 +59,15 @@ def run(verb: str, argv: Sequence[str]) -> int:
     if options.json:
         write_json(document)
     else:
-        colours.write(lines_of(document), options.color)
+        colours.write(lines_of(document, why=options.why), options.color)
     return 0
 
 
-def lines_of(document: Diagnosis) -> list[str]:
-    """Return the verdicts and the facts about NCCL as text."""
+def lines_of(document: Diagnosis, *, why: bool = False) -> list[str]:
+    """Return the verdicts and the facts about NCCL as text; why: with the claims that decided."""
     lines: list[str] = []
     for incident in document["incidents"]:
-        lines += [*([""] if lines else []), *incident_lines(incident)]
+        lines += [*([""] if lines else []), *incident_lines(incident, why=why)]
     return [*(lines or [NO_FAILURE]), *_nccl(document["nccl"])]
 
 

@@ -195,7 +195,7 @@ class _Reader:
             self._tasks_of = {"": None, **{match["rank"]: match["node"] for match in rows}}
         self._hosts = not self._srun and _mostly(_HOST, lines)
         named = {host["node"] for line in lines if self._hosts and (host := _HOST.match(line.text))}
-        self.layout = _Layout(lines, self._hosts)
+        self.layout = _Layout(lines, self._hosts, tasks=bool(self._tasks_of))
         self._devices = _nccl_ranks(lines, several_hosts=len(named) > 1 or self.layout.nodes > 1)
         ranks = (match for line in lines if "world_rank" in line.text and (match := _RAY_RANK.search(line.text)))
         self._processes = {(match["pid"], match["ip"]): read_number(match["rank"]) for match in ranks}
@@ -276,7 +276,8 @@ class _Reader:
 class _Layout:
     """How many nodes and ranks a text speaks of, and which global rank is which local one."""
 
-    def __init__(self, lines: Sequence[FileLine], has_hosts: bool) -> None:
+    def __init__(self, lines: Sequence[FileLine], has_hosts: bool, *, tasks: bool) -> None:
+        self._tasks = tasks
         said: dict[str, set[int]] = {}
         self._node_ranks: dict[str | None, int] = {}
         self._table: dict[int, int | None] = {}
@@ -308,7 +309,8 @@ class _Layout:
             return self._table[local]
         if host in self._node_ranks and self._per_node:
             return self._node_ranks[host] * self._per_node + local
-        return local if self.nodes < 2 else None
+        # A launcher that is a task of a scheduler is seldom the only one.
+        return local if self.nodes == 1 or (self.nodes == 0 and not self._tasks) else None
 
 
 def _first(patterns: Iterable[re.Pattern[str]], text: str) -> re.Match[str] | None:

@@ -287,6 +287,7 @@ KEYS: Final[tuple[KeyBinding, ...]] = (
     KeyBinding("log.source", "number_sign", "source", "", "show or hide node and rank", "logs"),
     KeyBinding("incident.older", "left_square_bracket", "turn(-1)", "older", "previous incident", "incident", 30),
     KeyBinding("incident.newer", "right_square_bracket", "turn(1)", "newer", "next incident", "incident", 31),
+    KeyBinding("incident.why", "w", "why", "why", "show what was said by whom, and what decided", "incident", 32),
     KeyBinding("move", "up,down,j,k", "", "", "move by one line", "any", bound=False),
     KeyBinding("page", "pageup,pagedown", "", "", "move by one page", "any", bound=False),
     KeyBinding("edge", "g,G", "", "", "first line, last line; in a log G also follows", "any", bound=False),

@@ -105,8 +105,16 @@ def _ago(stamp: object, now_s: float) -> str:
     return "-" if time is None else elapsed(now_s - time.timestamp())
 
 
-def incident_lines(incident: IncidentDocument, *, traceback: bool = True, utc: bool = False) -> list[str]:
-    """Return an incident in lines: summary, cause, evidence, traceback, consequences, hint."""
+def why_lines(incident: IncidentDocument) -> list[str]:
+    """Return the claims that decided, in order, and the rule by which they did."""
+    hang = "it is a hang: see what the ranks wait in" if is_hang(incident) else "its supervisor did not record that"
+    return [one_line(line) for line in incident.get("why") or ()] or [hang]
+
+
+def incident_lines(
+    incident: IncidentDocument, *, traceback: bool = True, utc: bool = False, why: bool = False
+) -> list[str]:
+    """Return an incident in lines: summary, cause, evidence, traceback, consequences, hint; why: the claims, too."""
     at = incident.get("time")
     # A text without a time is not of a generation of ours either.
     when = f"  generation {or_dash(incident.get('generation'))}  {clock(at, millis=True, utc=utc)}" if at else ""
@@ -119,6 +127,7 @@ def incident_lines(incident: IncidentDocument, *, traceback: bool = True, utc: b
     end = incident["exit"]
     if end.get("code") is not None or end.get("signal"):
         lines.append(f"  exit: {exit_text(end)}")
+    lines += ["  why:", *(f"    {line}" for line in why_lines(incident))] if why else []
     lines += _missing(incident.get("missing"))
     for proof in incident.get("evidence") or ():
         lines.append(f"  evidence: {_place(proof)}: {one_line(proof.get('text'))}")

@@ -96,11 +96,22 @@ def place_of(evidence: EvidenceEntry) -> LogPlace | None:
 
 
 def incident_lines(
-    incident: IncidentDocument, job_view: JobView, width: int, glyphs: Glyphs, *, unfolded: bool, now_s: float
+    incident: IncidentDocument,
+    job_view: JobView,
+    width: int,
+    glyphs: Glyphs,
+    *,
+    unfolded: bool,
+    now_s: float,
+    why: bool = False,
 ) -> list[PageLine]:
-    """Return the page of one incident; now_s: Unix time."""
+    """Return the page of one incident; now_s: Unix time; why: with the claims that decided."""
     page = PageBuilder(width, glyphs)
     _culprit(page, incident, now_s)
+    if why:
+        page.section("why")
+        for line in incidents.why_lines(incident):
+            page.prose(line, "text")
     _missing(page, incident, job_view)
     # The advice is above the traceback, which may be longer than the screen.
     _next(page, incident, job_view, now_s)

@@ -47,7 +47,7 @@ class IncidentScreen(LiveScreen):
     def on_mount(self) -> None:
         """Begin with the newest."""
         self._back = 0
-        self._unfolded = False
+        self._unfolded = self._why = False
         self._lines: list[PageLine] = []
         self._seen = 0
         self._drawn_s = 0
@@ -77,6 +77,7 @@ class IncidentScreen(LiveScreen):
             picker.line_width or self.size.width - 1,
             self.shell.glyphs,
             unfolded=self._unfolded,
+            why=self._why,
             now_s=times.now() - (self.shell.paused_s or 0.0),
         )
         lines = self._lines
@@ -114,6 +115,11 @@ class IncidentScreen(LiveScreen):
     def action_turn(self, step: int) -> None:
         """Show an older or newer incident."""
         self._turn_to(self._back - step)
+
+    def action_why(self) -> None:
+        """Show or hide the claims that decided."""
+        self._why = not self._why
+        self.shell.look_again()
 
     def action_logs(self) -> None:
         """Open the culprit's log of that generation."""
