@@ -26,7 +26,17 @@ _DIFFERS = r"differs?|different|inconsistent|mismatch\w*|diverge[sd]|disagree[sd
 _WAITED = re.compile(
     r"\b(?:wait(?:ing|ed)?|connect(?:ing|ed)?|reach(?:ing|ed)?) (?:[\w.]+ ){0,4}(?:for|to|on|from)? ?$"
 )
+# What a library says of a rank for which it waited, or which it lost.
+_NOT_HEARD = re.compile(
+    r"\b(?:not received|did not receive|no response|waiting for|waited for|closed by|lost)\b[^.;:]{0,60}"
+    r"\brank ?[\[(]?(\d{1,6})\b"
+)
 _NEAR = 48
+
+
+def unheard(text: str) -> tuple[int, ...]:
+    """Return the rank from which nothing came, as the text of one that waited for it says."""
+    return tuple(map(read_number, _NOT_HEARD.findall(text)))[:1]
 
 
 def accused(text: str, rank: int | None) -> tuple[str, tuple[int, ...]]:

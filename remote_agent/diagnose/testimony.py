@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from remote_agent.diagnose.accusations import accused
+from remote_agent.diagnose.accusations import accused, unheard
 from remote_agent.diagnose.claims import AWAITED, DONE, ENDED, FAILED, OF_OTHERS, STOPPED, WAITED, Claim
 from remote_agent.diagnose.exits import SIGNAL_CATEGORIES, SIGNAL_HINTS, decode_exit, signal_name
 from remote_agent.diagnose.hang.watchdogs import gave_up, read_wait
@@ -440,6 +440,7 @@ def _from_trace(
     child_error = "" if above is None else find_error(own_lines(evidence.tail)[:above])
     special = (meaning.hint if meaning is not None else "") or hint_of(trace.type, trace.message)
     place = (evidence.files.get("error"), None) if printed is None else evidence.place(printed.last_line)
+    node = evidence.nodes[printed.last_line] if printed is not None and evidence.nodes else evidence.node
     function = f"{frame.file.rpartition('/')[2]}:{frame.function}" if frame is not None else ""
     says, others = _others_in(trace, meaning, evidence.rank)
     return dataclasses.replace(
@@ -448,7 +449,7 @@ def _from_trace(
         hint=special or CATEGORIES[category].hint,
         fingerprint=fingerprint(category, trace.type, function, trace.message),
         traceback=join_traces(own),
-        evidence=(EvidenceLine(evidence.node, evidence.rank, *place, clip(trace.line)),),
+        evidence=(EvidenceLine(node, evidence.rank, *place, clip(trace.line)),),
         says=says,
         others=others,
         is_want=meaning is None and _MISSING_INPUT.search(trace.type) is not None,
@@ -486,6 +487,8 @@ def _from_match(evidence: RankEvidence, meaning: Signature, match: re.Match[str]
     says, others = meaning.others_in(match.group())
     if not others and evidence.rank is None and meaning.kind == FAILED:
         says, others = accused(line.text, None)
+    elif not others and meaning.kind in OF_OTHERS and (others := unheard(line.text)):
+        says = AWAITED
     return dataclasses.replace(
         base,
         hint=meaning.hint or CATEGORIES[meaning.category].hint,

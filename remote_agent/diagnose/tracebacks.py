@@ -67,10 +67,10 @@ _OTHER_TEXT = re.compile(
     r"^\s*$|^(?:During handling|The above exception) |^\[[EWIF]\d{0,4} |^\[\d{4}-\d\d-\d\d|^[EWIF]\d{4} |^\[rank\d+\]"
     r"|^Fatal Python error|^\d{4}-\d\d-\d\d|^(?:Original )?Traceback"
     r"|^Exception (?:ignored|in) |^Error in |^--- Logging error|^(?:ERROR:asyncio:)?(?:Task|Future) exception was"
-    r"|^ERROR:|^Process \S+:$"
+    r"|^ERROR:|^Process \S+(?::$| exit)"
     # Launchers and shells print this for a process that has ended.
     r"|^\S+: line \d+: +\d+ [A-Z]|^(?:srun|slurmstepd|mpirun|prterun): |\bfailed \(exitcode: "
-    r"|^\s*(?:time|host|rank|exitcode|error_file)\s+: "
+    r"|^\s*(?:time|host|rank|exitcode|error_file)\s+: |^\s*(?:Process name|Exit code): |^[-=]{10}"
 )
 _MESSAGE_LINES = 8
 _CHILD = re.compile(r"(?:^|/)multiprocessing/spawn\.py$")

@@ -214,9 +214,10 @@ def _own_failure(case: _Case) -> _Cause | None:
     if odd is None and first.rank is None and first.category not in _TO_ALL:
         odd = pointed_at
     named = first.of(FAILED) or (() if odd is None else (odd,))
-    if not named and first.of(DIFFER) and first.rank is not None:
+    differ = {rank for each in claims if each.of(DIFFER) for rank in (each.rank, *each.others)}
+    if not named and len(differ) == 2:
         # The two differ, and nothing shows which of them is right.
-        named = (first.rank, *first.of(DIFFER))
+        named = tuple(rank for rank in differ if rank is not None and None not in differ)
     if named:
         return _named(first, named, same, context)
     # A rank that is the only one to miss the rendezvous is at fault itself.
@@ -300,7 +301,7 @@ def _scope(first: Claim, ranks: list[int], context: JobContext) -> str:
         return "not_in_text"
     # Of two that differ, either may be wrong.
     of_two = first.category == "collective_desync" and context.world_size == 2
-    if _is_wrong_size(first) or (len(ranks) == 1 and (of_two or _is_hearsay(first))):
+    if _is_wrong_size(first) or first.of(DIFFER) or (len(ranks) == 1 and (of_two or _is_hearsay(first))):
         return "not_in_text"
     if not ranks:
         return "not_in_text" if first.node is None else "outside_the_ranks"

@@ -67,8 +67,11 @@ _PRESENT = re.compile(
 # The first matches a line that names the process of a rank, the second a kernel's line about a process.
 _PROCESS_OF = re.compile(
     r"\b[Rr]ank (?P<rank>\d+),? pid[ =:]{1,2}(?P<pid>\d+)\b|\(PID:(?P<pid2>\d+),.* RankID:(?P<rank2>\d+)\)"
+    r"|^\s*exitcode\s*: -?\d+ \(pid: (?P<pid3>\d+)\)"
 )
-_OF_PROCESS = re.compile(r"Killed process (\d+)\b|\btask [^\s:]+:(\d+) blocked for|\[PID: (\d+)\]")
+_OF_PROCESS = re.compile(
+    r"Killed process (\d+)\b|\btask [^\s:]+:(\d+) blocked for|\[PID: (\d+)\]|NVRM: Xid .* pid=(\d+)"
+)
 _UNCAUGHT = re.compile(r"Traceback \(most recent call last\)|Fatal Python error|terminate called")
 # Half-precision training sometimes reduces the scale of the loss, which is harmless if this many good steps follow.
 _SKIPPED = re.compile(r"OVERFLOW! Rank \d+ Skipping step|\b(?:[Ll]oss|grad[_ ]norm)['\"]?[:=]? ?(?:nan|NaN)\b")
@@ -89,10 +92,12 @@ _ENDS = re.compile(
 _END_LINES = 10
 # Launchers and servers print such lines at the end of a run that succeeded; scripts print the last one.
 _GROUP_SUCCEEDED = re.compile(r"WorkerState\.SUCCEEDED|worker group successfully finished")
-_SUCCEEDED = re.compile(rf"exits successfully|Application shutdown complete|{_GROUP_SUCCEEDED.pattern}")
+_SUCCEEDED = re.compile(
+    rf"exits successfully|\bCOMPLETED +0:0\b|Application shutdown complete|{_GROUP_SUCCEEDED.pattern}"
+)
 _FINISHED = re.compile(r"\b(?:[Tt]raining|TRAINING|[Jj]ob|[Rr]un) (?:has )?(?:finished|completed?|done|succeeded)\b")
 # The host of a store may end before the others: torch warns of that.
-_OF_STORES = re.compile(r"\[?W\d{3,4} \d.*(?:TCPStore|SocketImpl|c10d|rendezvous)")
+_OF_STORES = re.compile(r"\[?W\d{3,4} \d.*(?:TCPStore|SocketImpl|c10d|rendezvous)|CCL (?:INFO|WARN) ")
 _COUNT = re.compile(r"(?<![\d/.])(\d{1,9})/(\d{1,9})(?![\d/])")
 _SUMMED_UP = "train_runtime"
 _RETRIES = re.compile(r"\bretr(?:y|ying|ies)\b")
@@ -237,8 +242,16 @@ def _give_to_ranks(run: Generation) -> None:
     unowned = run.ranks.get(None)
     if unowned is None or not any(_OF_PROCESS.search(line.text) for _, line in unowned.lines):
         return
-    said = (match for each in run.ranks.values() for _, line in each.lines if (match := _PROCESS_OF.search(line.text)))
-    ranks = {match["pid"] or match["pid2"]: read_number(match["rank"] or match["rank2"]) for match in said}
+    said = (
+        (number, match)
+        for number, each in run.ranks.items()
+        for _, line in each.lines
+        if (match := _PROCESS_OF.search(line.text))
+    )
+    ranks: dict[str, int | None] = {}
+    for number, match in said:
+        pid, rank = match["pid"] or match["pid2"] or match["pid3"], match["rank"] or match["rank2"]
+        ranks[pid] = number if rank is None else read_number(rank)
     left = []
     for name, line in unowned.lines:
         about = _OF_PROCESS.search(line.text)

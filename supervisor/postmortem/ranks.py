@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from remote_agent.diagnose.signatures.launcher import WORKER_DIED
@@ -44,6 +45,8 @@ _RECORD_TAGS = (
     re.compile(r"^-- Process (?P<rank>\d+) terminated with the following error"),
     re.compile(r"^(?:\[[^\]]*\] ?)?\[[^\]]*\b[Rr]ank (?P<rank>\d+)\]"),
     re.compile(r"^\[[\d\-: ,.]+ (?:DP\d+ )?TP(?P<rank>\d+)\b[^\]]*\]"),
+    # Loggers that put fields between bars.
+    re.compile(r"^[\d\-T:., ]{8,30}(?:\| *\w+ *)?\| rank[=: ](?P<rank>\d+) *\|"),
     # Huawei's collective library.
     re.compile(r"^\[[A-Z]+\] \S+ \(PID:\d+, Device:\d+, RankID:(?P<rank>\d+)\)"),
     # Servers put the parent processes of a worker before it.
@@ -55,7 +58,7 @@ _SCHEDULER = re.compile(r"\bTP(?P<rank>\d+)\b[^\]]*\] Scheduler hit an exception
 _RAY_RANK = re.compile(r"\bip=(?P<ip>[\w.:]+), pid=(?P<pid>\d+)\) world_rank=(?P<rank>\d+)")
 _RAY = re.compile(r"^\(\w+ pid=(?P<pid>\d+), ip=(?P<ip>[\w.:]+)\) ?")
 _TIME = re.compile(r"(?:\w{3} [ \d]\d [\d:]{8}|\d{4}-\d\d-\d\d[ T][\d:.,]{8,15}Z?) ")
-_RECORD_BEGINS = frozenset("[(- ")
+_RECORD_BEGINS = frozenset("[(- 0123456789")
 # A match may not begin inside a word: the search would start again at each letter of a long word.
 _NCCL = re.compile(
     r"(?<![\w.-])(?P<host>[\w.-]+):(?P<pid>\d+):\d+ \[(?P<device>\d+)\] (?=(?:\S{1,80} ){0,2}[NR]?CCL\b|[a-z/_]+\.cc)"
@@ -72,15 +75,18 @@ _LOCAL_TO_GLOBAL = re.compile(
 )
 # How many nodes, and processes on each, there are, as commands and launchers print it.
 _SIZES = re.compile(
-    r"\b(?P<name>n(?:um_)?nodes|nproc[_-]per[_-]node|num_local_procs|node[_-]rank|(?:dist_)?world[_ ]?size)"
+    r"\b(?P<name>n(?:um_)?nodes|nproc[_-]per[_-]node|num_local_procs|node[_-]rank|(?:dist_)?world[_ ]?size|WORLD_SIZE"
+    r"|num[_-](?:of_)?processes)"
     r"['\"]?[=: ]{1,2}(?P<value>\d+)\b(?!:\d)|\b(?P<nodes>\d+) nodes\b"
 )
+_OF_A_NODE = 16
 # Other words for the same; the last one is the number in "2 nodes".
 _SAME = {
     "num_nodes": "nnodes",
     "nproc-per-node": "nproc_per_node",
     "num_local_procs": "nproc_per_node",
     "node-rank": "node_rank",
+    **dict.fromkeys(("WORLD_SIZE", "num_processes", "num-processes", "num_of_processes"), "world_size"),
     "": "nnodes",
 }
 # Composer's launcher prints the output of its processes one after the other.
@@ -105,9 +111,14 @@ _BANNER = re.compile(
 )
 _BANNER_REST = re.compile(r"^\s*(?:exitcode|error_file|traceback|Exit code)\s*: |^= +(?:EXIT CODE|KILLED BY SIGNAL): ")
 _CONTINUES = re.compile(
-    r"^\s+\S|^Traceback |^\w[\w.]*(?:Error|Exception|Interrupt)\b|^Exception raised from|^frame #\d+"
+    r"^\s|^$|^> File|^Traceback |^\w[\w.]*(?:Error|Exception|Interrupt)\b|^Exception raised from|^frame #\d+"
 )
-_HOST = re.compile(r"^(?=[\w.-]*[\d-])(?P<node>[\w.-]{1,64})(?:: | +\| )")
+_HOST = re.compile(
+    # The last two are of launchers that print the rank behind the host, and of stern, which prints the container.
+    r"^(?!\d{1,5}: )(?=[\w.-]*[\d-])(?P<node>[\w.-]{1,64})(?:: | +\| | (?=\d{1,5}: )|(?<=-\w) [a-z][\w-]{1,30} )"
+)
+# A process says which rank it is: where a host or a pod has one process, its other lines are of that rank.
+_IS_RANK = re.compile(r"\bRANK[=:] ?(?P<rank>\d+)\b")
 # Prefixes that programs and container runtimes put before the lines of a process that they run.
 _STREAM = re.compile(r"^(?:std(?:err|out): |\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d) std(?:err|out) [FP] )")
 _PREFIXED_SHARE = 0.6
@@ -161,13 +172,15 @@ def _share_out(by_rank: dict[int | None, RankLines], world: int) -> None:
         return
     untagged = by_rank[None].lines
     traces = find_traces("\n".join(line.text for line in untagged))
-    if len(traces) != world or len({trace.text for trace in traces}) > 1:
+    alike = Counter(trace.text for trace in traces)
+    shared = [trace for trace in traces if alike[trace.text] == world]
+    if len(shared) != world:
         return
-    for rank, trace in enumerate(traces):
+    for rank, trace in enumerate(shared):
         own = by_rank.setdefault(rank, RankLines(rank))
         own.lines = untagged[max(0, trace.first_line) : trace.last_line + 1] + own.lines
-    shared = {number for trace in traces for number in range(trace.first_line, trace.last_line + 1)}
-    by_rank[None].lines = [line for number, line in enumerate(untagged) if number not in shared]
+    taken = {number for trace in shared for number in range(trace.first_line, trace.last_line + 1)}
+    by_rank[None].lines = [line for number, line in enumerate(untagged) if number not in taken]
 
 
 def of_one_rank(lines: Sequence[FileLine]) -> list[FileLine]:
@@ -185,7 +198,9 @@ class _Reader:
     """Finds the owner of each line, in order."""
 
     def __init__(self, lines: Sequence[FileLine]) -> None:
-        self._srun = _mostly(_SRUN, lines)
+        self._hosts = _mostly(_HOST, lines)
+        behind = [line._replace(text=_HOST.sub("", line.text)) for line in lines] if self._hosts else lines
+        self._srun = _mostly(_SRUN, behind)
         several = any(_SRUN_SEVERAL.match(line.text) for line in lines)
         launches = any(_LAUNCHES.search(line.text) for line in lines)
         self._tasks = several and not launches
@@ -193,9 +208,9 @@ class _Reader:
         if launches and self._srun:
             rows = (match for line in lines if (match := _SRUN_SAYS.match(line.text)))
             self._tasks_of = {"": None, **{match["rank"]: match["node"] for match in rows}}
-        self._hosts = not self._srun and _mostly(_HOST, lines)
         named = {host["node"] for line in lines if self._hosts and (host := _HOST.match(line.text))}
         self.layout = _Layout(lines, self._hosts, tasks=bool(self._tasks_of))
+        self._ranks = _ranks_of_hosts(lines) if self._hosts else {}
         self._devices = _nccl_ranks(lines, several_hosts=len(named) > 1 or self.layout.nodes > 1)
         ranks = (match for line in lines if "world_rank" in line.text and (match := _RAY_RANK.search(line.text)))
         self._processes = {(match["pid"], match["ip"]): read_number(match["rank"]) for match in ranks}
@@ -208,7 +223,7 @@ class _Reader:
         host = _HOST.match(text) if self._hosts else None
         if host is not None:
             rank, node, text = self._tagged(text[host.end() :], host["node"])
-            return rank, node or host["node"], text
+            return self._ranks.get(host["node"]) if rank is None else rank, node or host["node"], text
         return self._tagged(text, None)
 
     def _tagged(self, text: str, host: str | None) -> tuple[int | None, str | None, str]:
@@ -309,8 +324,19 @@ class _Layout:
             return self._table[local]
         if host in self._node_ranks and self._per_node:
             return self._node_ranks[host] * self._per_node + local
-        # A launcher that is a task of a scheduler is seldom the only one.
-        return local if self.nodes == 1 or (self.nodes == 0 and not self._tasks) else None
+        # A launcher that is a task of a scheduler is seldom the only one, and one node has seldom more ranks than this.
+        is_one = self.nodes == 1 or (self.nodes == 0 and not self._tasks and self.world <= _OF_A_NODE)
+        return local if is_one else None
+
+
+def _ranks_of_hosts(lines: Sequence[FileLine]) -> dict[str, int]:
+    """Return the rank of each host or pod whose lines state just one."""
+    said: dict[str, set[int]] = {}
+    for line in lines:
+        host, rank = _HOST.match(line.text), _IS_RANK.search(line.text)
+        if host is not None and rank is not None:
+            said.setdefault(host["node"], set()).add(read_number(rank["rank"]))
+    return {host: ranks.pop() for host, ranks in said.items() if len(ranks) == 1}
 
 
 def _first(patterns: Iterable[re.Pattern[str]], text: str) -> re.Match[str] | None:

@@ -145,7 +145,9 @@ def test_a_story(story: Story) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", [*read_cases("field_cases.txt"), *read_cases("log_cases.txt")], ids=lambda case: case.fields[0]
+    "case",
+    [case for name in ("field_cases", "log_cases", "claims") for case in read_cases(f"{name}.txt")],
+    ids=lambda case: case.fields[0],
 )
 def test_a_failure_of_the_field(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, categories, ranks, *words = case.fields

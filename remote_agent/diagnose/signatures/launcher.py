@@ -56,7 +56,7 @@ EXITED = (
         # Ray names the workers of a group by their number in it.
         r"ActorDiedError(?:[\s\S]{0,400}?\n\s*name: \S+_\d+:(?P<rank>\d+)\n)?",
         "EngineDeadError",
-        "ChildFailedError",
+        *("ChildFailedError", "one or more processes exited with non-zero status"),
         r"[Ss]ee (?:root cause above|(?:the )?stack trace)",
         r"Exited with exit code [1-9]",
     ),

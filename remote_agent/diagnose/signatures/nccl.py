@@ -101,4 +101,5 @@ ERRORS = (
         r"\[(?P<rank>\d+(?:, \d+)*)\] (?:are the lagging ranks|finished collective #\d+, but didn't join)",
         title="did not reach the collective, according to torch's desync report",
     ),
+    failed("nccl_timeout_watchdog", r"missing ranks: \{\d"),
 )
