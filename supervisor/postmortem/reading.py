@@ -35,11 +35,22 @@ Numbered = tuple[int, bytes]
 # A failure contains one of these words, and everything that the diagnosis needs is near it. Lines far from any of them
 # are only counted.
 HOT = (
-    *(b"Traceback", b"rror", b"xception", b"nterrupt", b"atchdog", b"imed out", b"imeout", b"exitcode", b"return code"),
+    *(
+        b"Traceback",
+        b"rror",
+        b"xception",
+        b"nterrupt",
+        b"atchdog",
+        b"imed out",
+        b"imes out",
+        b"imeout",
+        b"exitcode",
+        b"return code",
+    ),
     *(b"signal", b"ailed", b"ailure", b"kill", b"Kill", b"oom", b"bort", b" fault", b"orrupt", b"free", b"malloc"),
     *(b"rrno", b"No ", b"denied", b"refused", b"closed", b"Xid", b" nan", b"oss is", b"throwing"),
     *(b"ERROR", b"CCL", b"IBV_WC", b"SIG", b"DUE TO", b"CANCELLED", b"STATUS", b"ECC", b"OVERFLOW", b"SUCCEEDED"),
-    b"successfully",
+    *(b"successfully", b"equeue", b"reempt", b"ssing ranks"),
 )
 # A kind of line that occurs so often in so many bytes is printed at each step of a training.
 ROUTINE = 1000
