@@ -60,6 +60,7 @@ _ALONE = ("user_exception", "other", "permission_import_missing_module", "segfau
 _PATH = re.compile(r"(?<![\w.])(?:/[\w.@+-]+){3,}")
 _CUT_OFF = 30
 MAX_EVIDENCE = 12
+_LEAVING_NS = 1_000_000_000
 _MAX_PLACES = 3
 _MAX_CLAIMS = 10
 _LOOPBACK = re.compile(r"[Gg]loo.*(?:remote=|connect )\[(127\.[\d.]+|::1)\]")
@@ -281,12 +282,11 @@ def _same_cause(first: Claim, other: Claim) -> bool:
     return apart_ns <= window_ns or not (is_likely_first(first, other) or is_likely_first(other, first))
 
 
-def _clearly_before(first: Claim, other: Claim, context: JobContext) -> bool:
+def _clearly_before(first: Claim, other: Claim, context: JobContext, grace_ns: int = 0) -> bool:
     if first.t_ns is None or other.t_ns is None:
         return False
-    return other.t_ns - first.t_ns - first.uncertainty_ns > _error_ns(
-        context, first.node, other.node if other.node != first.node else None
-    )
+    error_ns = _error_ns(context, first.node, other.node if other.node != first.node else None)
+    return other.t_ns + grace_ns - first.t_ns - first.uncertainty_ns > error_ns
 
 
 def _scope(first: Claim, ranks: list[int], context: JobContext) -> str:
@@ -408,7 +408,9 @@ def _exited_early(case: _Case) -> _Cause | None:
     if not broken:
         return None
     left = [each for each in claims if each.kind == DONE and (each.exit_code == 0 or each.exit_signal is not None)]
-    left = [each for each in left if _clearly_before(each, broken[0], context)]
+    # A process closes its connections before it exits: those that it leaves may be seen first.
+    grace = {each.rank: 0 if each.exit_signal is not None else _LEAVING_NS for each in left}
+    left = [each for each in left if _clearly_before(each, broken[0], context, grace[each.rank])]
     if not left:
         return None
     ranks = _ranks_of(left)
@@ -683,7 +685,8 @@ def _why(rule: str, cause: _Cause, claims: Sequence[Claim]) -> tuple[str, ...]:
     groups: dict[tuple[bool, str, str], list[Claim]] = {}
     for each in [*cause.claims, *(each for each in claims if each not in cause.claims)]:
         if each.headline or each.hosts:
-            groups.setdefault((each in cause.claims, each.kind, shape(each.text)), []).append(each)
+            is_cause = each in cause.claims
+            groups.setdefault((is_cause, each.kind, shape(each.text) if is_cause else each.category), []).append(each)
     lines = [_claim_line(alike) for alike in list(groups.values())[: _MAX_CLAIMS - 1]]
     return (*lines, f"so: {rule}") if rule else tuple(lines)
 

@@ -58,8 +58,6 @@ _MEETINGS = re.compile(
     r"|global_rank",
     re.IGNORECASE,
 )
-# Every match contains one of these words: looking for words is much faster.
-_OF_MEETINGS = ("ccl", "process", "distributed", "rendezvous", "c10d", "world", "barrier", "waiting for", "global_rank")
 # In such a line, a rank says that it is there or waits, and of how many ranks it is one.
 _PRESENT = re.compile(
     r"for rank: (?P<waits>\d+), .*\bworld_size=(?P<of>\d+)|GLOBAL_RANK: (?P<is>\d+), MEMBER: \d+/(?P<of2>\d+)"
@@ -75,7 +73,6 @@ _OF_PROCESS = re.compile(
 _UNCAUGHT = re.compile(r"Traceback \(most recent call last\)|Fatal Python error|terminate called")
 # Half-precision training sometimes reduces the scale of the loss, which is harmless if this many good steps follow.
 _SKIPPED = re.compile(r"OVERFLOW! Rank \d+ Skipping step|\b(?:[Ll]oss|grad[_ ]norm)['\"]?[:=]? ?(?:nan|NaN)\b")
-_OF_SKIPPED = ("OVERFLOW", "nan", "NaN")
 _GOOD_STEPS = 10
 # This many steps show that a process continued if they were certainly printed after the failure. If stdout and stderr
 # go to one file, Python may write buffered steps after the traceback that ended the process.
@@ -451,19 +448,12 @@ def never_started(lines: Iterable[str]) -> bool:
     for text in lines:
         if is_progress(text) or any(each.search(text) for each in (_SUCCEEDED, _FINISHED, _SERVED)):
             return False
-        meets = meets or _matches(text, _OF_MEETINGS, _MEETINGS)
+        meets = meets or _MEETINGS.search(text) is not None
     return meets
 
 
-def _matches(text: str, words: Iterable[str], expression: re.Pattern[str]) -> bool:
-    lowered = text.lower()
-    return any(word in lowered for word in words) and expression.search(text) is not None
-
-
 def was_retried(incident: Incident, files: Iterable[tuple[str, FileLine]]) -> bool:
-    """Return whether the incident is only lost connections or skipped steps, and the run made progress after them."""
-    if incident.evidence and all(_SKIPPED.search(each.text) for each in incident.evidence):
-        return _recovered(line for _, line in files)
+    """Return whether the incident is only lost connections, and the run made progress after them."""
     if incident.category not in _TRIED_AGAIN or any(each.category not in _TRIED_AGAIN for each in incident.victims):
         return False
     went_on: dict[str, int] = {}
@@ -516,21 +506,7 @@ def _is_logged(lines: Sequence[FileLine], proof: EvidenceLine) -> bool:
 
 def without_recovered(lines: list[FileLine]) -> list[FileLine]:
     """Return the lines without skipped steps that training recovered from: a later failure has another cause."""
-    if not any(_skipped(line.text) for line in lines) or not _recovered(lines):
-        return lines
-    return [line for line in lines if not _skipped(line.text)]
-
-
-def _skipped(text: str) -> bool:
-    return any(word in text for word in _OF_SKIPPED) and _SKIPPED.search(text) is not None
-
-
-def _recovered(lines: Iterable[FileLine]) -> bool:
-    """Return whether enough good steps follow the last skipped one."""
     good = 0
     for line in lines:
-        if _skipped(line.text):
-            good = 0
-        elif is_progress(line.text):
-            good += 1
-    return good >= _GOOD_STEPS
+        good = 0 if _SKIPPED.search(line.text) else good + is_progress(line.text)
+    return [line for line in lines if good < _GOOD_STEPS or not _SKIPPED.search(line.text)]
