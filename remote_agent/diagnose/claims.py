@@ -29,6 +29,9 @@ OF_OTHERS = (LOST, WAITED, TOLD)
 # What a claim says of its subjects, where these are others than its author: they FAILED, or
 DIFFER, AWAITED = "are not like the author", "did not answer the author"
 
+# What schedulers, kernels and their like say of a job.
+OF_SCHEDULERS = ("signal_preempted", "node_lost", "host_oom_kill")
+
 # A headline has at most this length where a place follows: a summary must not lose the place.
 _SHORT = 170
 # The first of two claims with coarse timestamps is known if the other order is less likely than this.
@@ -106,7 +109,7 @@ class Claim:
 def in_order(claims: Iterable[Claim]) -> list[Claim]:
     """Return the claims by time; those without a time by their lines if all are of one file, otherwise by rank.
 
-    If no times are known, the ranks' own text comes before a launcher's.
+    If no times are known, the ranks' own text comes before a launcher's, but not before a scheduler's.
     """
     every = list(claims)
     files = {line.file for each in every if each.likely_ns is None for line in each.evidence[:1]}
@@ -114,7 +117,10 @@ def in_order(claims: Iterable[Claim]) -> list[Claim]:
     def order(claim: Claim) -> tuple[bool, int, bool, int, int]:
         line = claim.evidence[0].line if claim.evidence and len(files) == 1 else None
         rank = -1 if claim.rank is None else claim.rank
-        return claim.likely_ns is None, claim.likely_ns or 0, claim.rank is None, line or 0, rank
+        of_launcher = claim.rank is None and (
+            claim.is_row or claim.kind != FAILED or claim.category not in OF_SCHEDULERS
+        )
+        return claim.likely_ns is None, claim.likely_ns or 0, of_launcher, line or 0, rank
 
     return sorted(every, key=order)
 

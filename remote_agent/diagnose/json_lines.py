@@ -24,15 +24,18 @@ _FRAMES = ("frames", "stack", "stacktrace", "stack_trace", "traceback")
 # Such a text is read as an exception, so it has a line of its own.
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?::|$)")
 _MAX_DEPTH = 4
+# A collector may put its own words before a record.
+_PREFIX_CHARS = 80
 _LEVEL_CHARS = 9
 
 
 def shown_lines(line: str) -> list[str]:
     """Return the lines of a JSON record's text; an empty list where the line is none, or has no text."""
-    if not (line.startswith("{") and line.endswith("}")):
+    begin = line.find("{", 0, _PREFIX_CHARS)
+    if begin < 0 or not line.endswith("}"):
         return []
     try:
-        record = json.loads(line)
+        record = json.loads(line[begin:])
     except (ValueError, RecursionError):
         return []
     return _record_lines(record) if isinstance(record, dict) else []

@@ -34,6 +34,7 @@ from remote_agent.diagnose.meanings import BETWEEN_RANKS, OF_RANKS, best_match, 
 from remote_agent.diagnose.signatures import CATEGORIES, SIGNATURES, Signature
 from remote_agent.diagnose.signatures.python import hint_of
 from remote_agent.diagnose.tracebacks import (
+    HEAD,
     TRUNCATED,
     Trace,
     find_traces,
@@ -65,7 +66,7 @@ _RELATED_NOTES = {
     "cuda_error": re.compile("Xid"),
 }
 # A connection to such a host was lost: as NCCL prints it, and torch's store.
-_HOST_GONE = re.compile(r"(?:closed by remote peer |remote=)\[?([A-Za-z][\w.-]*)(?:<\d+>|\]:\d+)")
+_HOST_GONE = re.compile(r"(?:closed by remote peer |completion from peer |remote=)\[?([\w.-]+)(?:<\d+>|\]:\d+)")
 _UNREACHABLE = re.compile(r"client socket has failed to connect to any network address of \(([^()]{1,200})\)")
 # NCCL names the rank of the node that closed a connection, and its own device: both are numbered consecutively.
 _PEER_CLOSED = re.compile(
@@ -75,7 +76,7 @@ _PEER_CLOSED = re.compile(
 _NODE_SAID = re.compile(
     r"^srun: error: ([\w.-]+): tasks? |Node failure on ([\w.-]+)|^pdsh@\S+: ([\w.-]+): "
     r"|^(?:\w{3} {1,2}\d{1,2} [\d:]{8}|\d{4}-\d\d-\d\dT\S+) ([\w.-]+) (?:kernel|\w*oom\w*|systemd[\w-]*)(?:\[\d+\])?: "
-    r"|^(?=[\w.-]*\d)([A-Za-z][\w.-]{1,63}): .*Killed process \d|\(IP: ([\d.]+), "
+    r"|^(?=[\w.-]*\d)([A-Za-z][\w.-]{1,63}): .*Killed process \d|\(IP: ([\d.]+), | node/([\w.-]+) "
 )
 _FULL_NOTE = re.compile(r"(.+): (?:0\.0 of .* MiB free|.*, no inode free)")
 _MAX_NOTES = 3
@@ -299,7 +300,7 @@ def _from_text(evidence: RankEvidence) -> Claim | None:
         lines = [strip_tag(line) for line in lines_of(evidence.tail)]
         ended = (evidence.exit or {}).get("code") is not None
         every = [trace for trace in in_tail if not (trace.fault or trace.is_wrapper or trace.unraisable)]
-        own = [trace for trace in every if not (ended and is_outlived(lines, trace))]
+        own = [trace for trace in every if not ((ended or _is_logged(evidence, trace)) and is_outlived(lines, trace))]
         if not own and every and ends_soon_after(lines, every[-1].last_line) and not every[-1].background:
             own = [trace for trace in every if _is_in_chain_of(trace, every)]
     # If a thread fails after the process has failed, it fails as a consequence.
@@ -317,6 +318,12 @@ def _from_text(evidence: RankEvidence) -> Claim | None:
     if claim is None or claim.kind != FAILED or last is None or meaning is None or meaning.kind not in OF_OTHERS:
         return claim
     return dataclasses.replace(claim, later=_from_trace(evidence, last, meaning, [last], in_tail))
+
+
+def _is_logged(evidence: RankEvidence, trace: Trace) -> bool:
+    """Return whether a rank's logger printed an exception, as a record of level error: it has been caught."""
+    above = lines_of(evidence.tail)[max(0, trace.first_line - 1) : trace.first_line + 1]
+    return evidence.rank is not None and any(" ERROR" in line and HEAD not in line[:40] for line in above)
 
 
 def _cause_in(evidence: RankEvidence, own: list[Trace], in_tail: list[Trace]) -> Claim | None:
@@ -442,7 +449,9 @@ def _from_trace(
     place = (evidence.files.get("error"), None) if printed is None else evidence.place(printed.last_line)
     node = evidence.nodes[printed.last_line] if printed is not None and evidence.nodes else evidence.node
     function = f"{frame.file.rpartition('/')[2]}:{frame.function}" if frame is not None else ""
-    says, others = _others_in(trace, meaning, evidence.rank)
+    chain = own if trace in own and all(each.link for each in own[1:]) else [trace]
+    found = (_others_in(each, meaning if each is trace else None, evidence.rank) for each in (trace, *chain))
+    says, others = next((one for one in found if one[1]), ("", ()))
     return dataclasses.replace(
         _base(evidence, _kind(meaning), category, title or clip(_full_headline(trace, own, child_error)) or "failed"),
         place=frame.place() if frame is not None else "",

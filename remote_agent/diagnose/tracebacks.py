@@ -61,7 +61,7 @@ _NAMES = re.compile(r"[\d'\"`/=<]|\w[._]\w|\b[a-z]+[A-Z]")
 # The margin of an exception group, and the lines around its exceptions.
 _GROUP = re.compile(r"^\s*\+ (?=Exception Group Traceback)")
 _MARGIN = re.compile(r"^\s*(?:\+-[-+]*(?: \d+ |\.{3})?-*$|\+ (?=Exception Group Traceback)|\| ?)")
-_LINKS = ("During handling of the above exception", "The above exception was the direct cause")
+LINKS = ("During handling of the above exception", "The above exception was the direct cause")
 # Ends a message of several lines.
 _OTHER_TEXT = re.compile(
     r"^\s*$|^(?:During handling|The above exception) |^\[[EWIF]\d{0,4} |^\[\d{4}-\d\d-\d\d|^[EWIF]\d{4} |^\[rank\d+\]"
@@ -280,7 +280,7 @@ def _read_traceback(lines: list[str], start: int) -> tuple[Trace | None, int]:
         message.append(lines[last])
     body = "\n".join(lines[start + headless : last + 1])
     before = _line_above(lines, start)
-    link = before if before.startswith(_LINKS) else ""
+    link = before if before.startswith(LINKS) else ""
     intro = lines[start - 2].strip() if start > 1 and SUBJECT.match(before) else before
     background = next((name for pattern, name in _BACKGROUND if pattern.search(intro)), "")
     words = "\n".join(message)
@@ -308,7 +308,7 @@ def _read_box(lines: list[str], start: int) -> Trace | None:
             frames.append(StackFrame(frame["file"], read_number(frame["line"]), named["function"]))
     text = "\n".join(lines[start : end + 2])
     before = _line_above(lines, start)
-    link = before if before.startswith(_LINKS) else ""
+    link = before if before.startswith(LINKS) else ""
     return Trace(exception["type"], exception["message"] or "", tuple(frames), start, end + 1, text, link=link)
 
 

@@ -225,6 +225,7 @@ def _own_failure(case: _Case) -> _Cause | None:
     waiting = [each for each in claims if each.rank is not None and each.kind in (*OF_OTHERS, STOPPED, DONE)]
     alone = first.category == "rendezvous_timeout" and len(ranks) == 1 and len(waiting) > 1
     scope = "one_rank" if alone else _scope(first, ranks, context)
+    gone = _host_gone(claims, context) if first.category == "nccl_network" else None
     blames_ranks = scope in ("one_rank", "several_or_all_ranks")
     at_least = blames_ranks and _may_be_more(first, ranks, same, claims)
     return _Cause(
@@ -237,7 +238,7 @@ def _own_failure(case: _Case) -> _Cause | None:
         headline=first.text,
         hint="; ".join([*_whole_nodes(ranks if blames_ranks else [], context), *([first.hint] if first.hint else [])]),
         ranks=ranks if blames_ranks else [],
-        node=of_ranks[0].node if len(nodes) == 1 and scope != "not_in_text" else None,
+        node=(of_ranks[0].node if len(nodes) == 1 and scope != "not_in_text" else None) or gone,
     )
 
 
@@ -301,7 +302,7 @@ def _scope(first: Claim, ranks: list[int], context: JobContext) -> str:
         return "not_in_text"
     # Of two that differ, either may be wrong.
     of_two = first.category == "collective_desync" and context.world_size == 2
-    if _is_wrong_size(first) or first.of(DIFFER) or (len(ranks) == 1 and (of_two or _is_hearsay(first))):
+    if _is_wrong_size(first) or first.of(DIFFER) or _is_hearsay(first) or (len(ranks) == 1 and of_two):
         return "not_in_text"
     if not ranks:
         return "not_in_text" if first.node is None else "outside_the_ranks"

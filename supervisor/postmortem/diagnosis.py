@@ -7,26 +7,24 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from remote_agent.diagnose.evidence import JobContext, RankEvidence
-from remote_agent.diagnose.hang.watchdogs import gave_up
 from remote_agent.diagnose.last_words import OTHER_FILE, is_progress
 from remote_agent.diagnose.nccl import NcclText
 from remote_agent.diagnose.signatures import CATEGORIES
 from remote_agent.diagnose.signatures.launcher import KILLS_ITSELF
-from remote_agent.diagnose.tracebacks import HEAD, find_traces, read_error_document
+from remote_agent.diagnose.tracebacks import HEAD, read_error_document
 from remote_agent.diagnose.verdict import verdict
 from remote_agent.text.names import name_ranks, read_number
 from supervisor.postmortem.files import LeaveOut, RunFile, find
 from supervisor.postmortem.flights import FlightRecords
 from supervisor.postmortem.journal import Generation, RankRecord, read_journal
 from supervisor.postmortem.lines import FileLine, Times
-from supervisor.postmortem.ranks import RankLines, of_one_rank, split_ranks
+from supervisor.postmortem.ranks import of_one_rank, split_ranks
 from supervisor.postmortem.reading import Progress, read_all
 
 if TYPE_CHECKING:
@@ -48,8 +46,6 @@ _SHELL_REPORT = re.compile(r"(?:^|: +\d+ )Killed\b")
 _OTHER_FILE = ("", OTHER_FILE)
 # A file whose lines name no rank, but whose own name does.
 _NAMED_BY_FILE = re.compile(r"^rank[._-]?(\d{1,5})(?=[._-])")
-_SUMMARY = re.compile(r"\s*(?:time|exitcode)\s*: (-?[\d:_-]+)")
-_LAUNCHER = re.compile(r"torch[./]distributed[./](?:elastic|launcher|run)\b")
 
 # No job ran before 1980: an earlier time has got its year from this program.
 _YEAR_KNOWN_NS = 10 * 366 * 86_400 * 1_000_000_000
@@ -89,13 +85,13 @@ _ENDS = re.compile(
 _END_LINES = 10
 # Launchers and servers print such lines at the end of a run that succeeded; scripts print the last one.
 _GROUP_SUCCEEDED = re.compile(r"WorkerState\.SUCCEEDED|worker group successfully finished")
-_SUCCEEDED = re.compile(
-    rf"exits successfully|\bCOMPLETED +0:0\b|Application shutdown complete|{_GROUP_SUCCEEDED.pattern}"
-)
+_SUCCEEDED = re.compile(rf"exits successfully|Application shutdown complete|{_GROUP_SUCCEEDED.pattern}")
 _FINISHED = re.compile(r"\b(?:[Tt]raining|TRAINING|[Jj]ob|[Rr]un) (?:has )?(?:finished|completed?|done|succeeded)\b")
 # The host of a store may end before the others: torch warns of that.
 _OF_STORES = re.compile(r"\[?W\d{3,4} \d.*(?:TCPStore|SocketImpl|c10d|rendezvous)|CCL (?:INFO|WARN) ")
 _COUNT = re.compile(r"(?<![\d/.])(\d{1,9})/(\d{1,9})(?![\d/])")
+# A scheduler says that the whole job has succeeded.
+_JOB_SUCCEEDED = re.compile(r"\bCOMPLETED +0:0\b|^Successfully completed\.|^\S+ +Succeeded +\d+[dhms]")
 _SUMMED_UP = "train_runtime"
 _RETRIES = re.compile(r"\bretr(?:y|ying|ies)\b")
 _SERVED = re.compile(r'HTTP/\d\.\d" 2\d\d\b')
@@ -175,9 +171,11 @@ def succeeded_after(incident: Incident, ranks: Mapping[int | None, Sequence[tupl
     A launcher's words about the whole group count for the files of its ranks as well; those about one process only
     where they are, as one of several may succeed before the others fail.
     """
-    if incident.exit_code is not None or incident.exit_signal is not None or incident.traceback is not None:
+    if incident.exit_code is not None or incident.exit_signal is not None:
         return False
-    if any(_fails(each.text) for each in incident.evidence):
+    if any(_JOB_SUCCEEDED.search(line.text) for _, line in ranks.get(None, ())):
+        return True
+    if incident.traceback is not None or any(_fails(each.text) for each in incident.evidence):
         return False
     last = {each.file: each.line or 0 for each in sorted(incident.evidence, key=lambda each: each.line or 0)}
     well: dict[str | None, int] = {}
@@ -278,56 +276,11 @@ def _add_lines(file: RunFile, lines: list[FileLine], run: Generation, nccl: Nccl
     if named is not None and all(rank_lines.rank is None for rank_lines in by_rank):
         run.rank(int(named[1])).lines += [(name, line) for line in of_one_rank(lines)]
         return
-    author, launcher = _author_of_untagged(by_rank)
     for rank_lines in by_rank:
-        for line in rank_lines.lines:
-            is_authors = rank_lines.rank is None and author is not None and line.number not in launcher
-            rank = run.rank(author if is_authors else rank_lines.rank)
-            # The lines of no rank may be of several nodes.
-            rank.node = rank.node or (rank_lines.node if rank_lines.rank is not None else None)
-            rank.lines.append((name, line))
-
-
-def _author_of_untagged(by_rank: Sequence[RankLines]) -> tuple[int | None, set[int]]:
-    """Return the rank that wrote most lines without a tag, if that can be told, and the numbers of a launcher's lines.
-
-    It is the only one that the launcher reports as failed. Not where its own watchdog shows why it ended, nor where
-    another one ended with the same code in the same second, nor where several processes raised the same exception.
-    """
-    untagged = next((each.lines for each in by_rank if each.rank is None), [])
-    blamed = [each for each in by_rank if each.blamed]
-    if len(blamed) != 1 or not untagged:
-        return None, set()
-    launcher = _launcher_lines(untagged)
-    traces = find_traces("\n".join(line.text for line in untagged if line.number not in launcher))
-    several = Counter(trace.text for trace in traces if trace.text.startswith(HEAD)).most_common(1)
-    ends = [_ends_in(each.lines) for each in by_rank if each.rank is not None]
-    own = _ends_in(blamed[0].lines)
-    if (several and several[0][1] > 1) or (own and ends.count(own) > 1) or gave_up(_text_of(blamed[0].lines)):
-        return None, set()
-    return blamed[0].rank, launcher
-
-
-def _ends_in(lines: Iterable[FileLine]) -> list[str]:
-    """Return time and exit code of a rank in a launcher's summary."""
-    return [match[1] for line in lines if (match := _SUMMARY.match(line.text))]
-
-
-def _text_of(lines: Iterable[FileLine]) -> str:
-    return "\n".join(line.text for line in lines)
-
-
-def _launcher_lines(lines: list[FileLine]) -> set[int]:
-    """Return the numbers of a launcher's lines: those that name it, and whole tracebacks through it.
-
-    A traceback with an exception of the launcher itself is not taken whole: it reports the failure of a rank.
-    """
-    own = {line.number for line in lines if _LAUNCHER.search(line.text)}
-    for trace in find_traces("\n".join(line.text for line in lines)) if own else ():
-        *frames, last = (line.number for line in lines[max(0, trace.first_line) : trace.last_line + 1])
-        if last not in own and not own.isdisjoint(frames):
-            own.update(frames, [last])
-    return own
+        rank = run.rank(rank_lines.rank)
+        # The lines of no rank may be of several nodes.
+        rank.node = rank.node or (rank_lines.node if rank_lines.rank is not None else None)
+        rank.lines += [(name, line) for line in rank_lines.lines]
 
 
 def _without_srun_cancel(lines: list[FileLine]) -> list[FileLine]:
@@ -446,7 +399,7 @@ def never_started(lines: Iterable[str]) -> bool:
     """Return whether the text ends while the ranks meet each other, before any step."""
     meets = False
     for text in lines:
-        if is_progress(text) or any(each.search(text) for each in (_SUCCEEDED, _FINISHED, _SERVED)):
+        if is_progress(text) or any(each.search(text) for each in (_SUCCEEDED, _JOB_SUCCEEDED, _FINISHED, _SERVED)):
             return False
         meets = meets or _MEETINGS.search(text) is not None
     return meets

@@ -14,8 +14,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from remote_agent.diagnose.hang.watchdogs import gave_up
 from remote_agent.diagnose.signatures.launcher import WORKER_DIED
-from remote_agent.diagnose.tracebacks import find_traces
+from remote_agent.diagnose.tracebacks import HEAD, LINKS, find_traces
 from remote_agent.text.names import read_number
 from supervisor.postmortem.lines import FileLine, untorn, without_collector, without_json, without_prefixes
 
@@ -46,7 +47,8 @@ _RECORD_TAGS = (
     re.compile(r"^(?:\[[^\]]*\] ?)?\[[^\]]*\b[Rr]ank (?P<rank>\d+)\]"),
     re.compile(r"^\[[\d\-: ,.]+ (?:DP\d+ )?TP(?P<rank>\d+)\b[^\]]*\]"),
     # Loggers that put fields between bars.
-    re.compile(r"^[\d\-T:., ]{8,30}(?:\| *\w+ *)?\| rank[=: ](?P<rank>\d+) *\|"),
+    re.compile(r"^[\d\-T:., ]{8,30}(?:\| *\w+ *)?\| rank[=: ] {0,3}(?P<rank>\d+)(?:/\d+)? *\|"),
+    re.compile(r"^time=\S+ level=\w+ rank=(?P<rank>\d+) "),
     # Huawei's collective library.
     re.compile(r"^\[[A-Z]+\] \S+ \(PID:\d+, Device:\d+, RankID:(?P<rank>\d+)\)"),
     # Servers put the parent processes of a worker before it.
@@ -58,7 +60,7 @@ _SCHEDULER = re.compile(r"\bTP(?P<rank>\d+)\b[^\]]*\] Scheduler hit an exception
 _RAY_RANK = re.compile(r"\bip=(?P<ip>[\w.:]+), pid=(?P<pid>\d+)\) world_rank=(?P<rank>\d+)")
 _RAY = re.compile(r"^\(\w+ pid=(?P<pid>\d+), ip=(?P<ip>[\w.:]+)\) ?")
 _TIME = re.compile(r"(?:\w{3} [ \d]\d [\d:]{8}|\d{4}-\d\d-\d\d[ T][\d:.,]{8,15}Z?) ")
-_RECORD_BEGINS = frozenset("[(- 0123456789")
+_RECORD_BEGINS = frozenset("[(- 0123456789t")
 # A match may not begin inside a word: the search would start again at each letter of a long word.
 _NCCL = re.compile(
     r"(?<![\w.-])(?P<host>[\w.-]+):(?P<pid>\d+):\d+ \[(?P<device>\d+)\] (?=(?:\S{1,80} ){0,2}[NR]?CCL\b|[a-z/_]+\.cc)"
@@ -92,6 +94,11 @@ _SAME = {
 # Composer's launcher prints the output of its processes one after the other.
 _SECTION = re.compile(r"^-+(?P<edge>Begin|End) global rank (?P<rank>\d+) STD(?:OUT|ERR)-+")
 _COMPOSER = re.compile(r"Rank (?P<rank>\d+) crashed with exit code ")
+_SUMMARY = re.compile(r"\s*(?:time|exitcode)\s*: (-?[\d:_-]+)")
+_LAUNCHER = re.compile(r"torch[./]distributed[./](?:elastic|launcher|run)\b")
+_LOGGED = re.compile(r"\bERROR\b")
+# The line of an exception, with its class.
+_RAISED = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit))\b(?::.*|$)")
 _BLAMES = re.compile(
     r"failed \(exitcode: (?!-15\b)-?\d+\) local_rank: |Child process with PID \d+ terminated with code (?!-15\b)"
 )
@@ -162,25 +169,62 @@ def split_ranks(lines: Sequence[FileLine]) -> list[RankLines]:
     for own in by_rank.values():
         own.lines = untorn(without_prefixes(own.lines))
         own.world = reader.layout.world
-    _share_out(by_rank, reader.layout.world)
+    _give_untagged(by_rank, reader.layout.world)
     return sorted(by_rank.values(), key=lambda own: (own.rank is None, own.rank or 0))
 
 
-def _share_out(by_rank: dict[int | None, RankLines], world: int) -> None:
-    """Give each rank its traceback where as many processes as there are print the same one without a tag."""
-    if world < 2 or None not in by_rank or not all(own.rank is None or own.blamed for own in by_rank.values()):
+def _give_untagged(by_rank: dict[int | None, RankLines], world: int) -> None:
+    """Give the lines without a tag to the ranks that wrote them, if that can be told.
+
+    If as many processes as there are raised exceptions of one class, each rank has raised one. If only one did, it is
+    the only rank that the launcher reports as failed; not where that rank's own watchdog shows why it ended, nor where
+    another one ended with the same code in the same second.
+    """
+    if None not in by_rank:
         return
     untagged = by_rank[None].lines
-    traces = find_traces("\n".join(line.text for line in untagged))
-    alike = Counter(trace.text for trace in traces)
-    shared = [trace for trace in traces if alike[trace.text] == world]
-    if len(shared) != world:
-        return
-    for rank, trace in enumerate(shared):
-        own = by_rank.setdefault(rank, RankLines(rank))
-        own.lines = untagged[max(0, trace.first_line) : trace.last_line + 1] + own.lines
-    taken = {number for trace in shared for number in range(trace.first_line, trace.last_line + 1)}
-    by_rank[None].lines = [line for number, line in enumerate(untagged) if number not in taken]
+    launcher = _launcher_lines(untagged)
+    written = [line for line in untagged if line.number not in launcher]
+    raised = [at for at, line in enumerate(written) if _RAISED.match(line.text) and _ends_process(written, at)]
+    several = Counter(_RAISED.sub(r"\1", written[at].text) for at in raised).most_common(1)
+    count = several[0][1] if several else 0
+    ranks = [own for own in by_rank.values() if own.rank is not None]
+    blamed = [own for own in ranks if own.blamed]
+    if count > 1:
+        head = next((at for at, line in enumerate(written) if HEAD in line.text), len(written))
+        first = next((at for at in raised if at > head), 0)
+        if count == world == len(raised) and len(blamed) == len(ranks) and head < first:
+            for rank in range(world):
+                own = by_rank.setdefault(rank, RankLines(rank))
+                own.lines = written[head : first + 1] + own.lines
+            by_rank[None].lines = [line for line in untagged if line.number < written[head].number]
+    elif len(blamed) == 1 and not gave_up("\n".join(line.text for line in blamed[0].lines)):
+        ends = [[match[1] for line in own.lines if (match := _SUMMARY.match(line.text))] for own in ranks]
+        own_end = ends[ranks.index(blamed[0])]
+        if not own_end or ends.count(own_end) == 1:
+            blamed[0].lines += written
+            by_rank[None].lines = [line for line in untagged if line.number in launcher]
+
+
+def _ends_process(lines: Sequence[FileLine], index: int) -> bool:
+    """Return whether the exception that ends here may have ended its process: nobody logged it, or raised another."""
+    if any(line.text.startswith(LINKS) for line in lines[index + 1 : index + 4]):
+        return False
+    head = next((at for at in range(index - 1, 0, -1) if HEAD in lines[at].text), 0)
+    return not any(_LOGGED.search(line.text.partition(HEAD)[0]) for line in lines[max(0, head - 1) : head + 1])
+
+
+def _launcher_lines(lines: list[FileLine]) -> set[int]:
+    """Return the numbers of a launcher's lines: those that name it, and whole tracebacks through it.
+
+    A traceback with an exception of the launcher itself is not taken whole: it reports the failure of a rank.
+    """
+    own = {line.number for line in lines if _LAUNCHER.search(line.text)}
+    for trace in find_traces("\n".join(line.text for line in lines)) if own else ():
+        *frames, last = (line.number for line in lines[max(0, trace.first_line) : trace.last_line + 1])
+        if last not in own and not own.isdisjoint(frames):
+            own.update(frames, [last])
+    return own
 
 
 def of_one_rank(lines: Sequence[FileLine]) -> list[FileLine]:

@@ -30,7 +30,13 @@ ENDED = (
         title="the launcher was told to end: by the scheduler, a person or another node's launcher",
     ),
     *(killed_by(*who, "signal_preempted", kind=TOLD) for who in (("SIGTERM", "Terminated"), ("SIGHUP", "Hangup"))),
-    failed("node_lost", "DUE TO NODE FAILURE", "srun: error: Node failure on", "ORTE has lost communication"),
+    failed(
+        "node_lost",
+        "DUE TO NODE FAILURE",
+        "srun: error: Node failure on",
+        "ORTE has lost communication",
+        r"NodeNotReady +node/",
+    ),
     told(
         "signal_preempted",
         "closing signal SIG",

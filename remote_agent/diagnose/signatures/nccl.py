@@ -64,6 +64,7 @@ ERRORS = (
     ),
     lost(
         "nccl_remote_error",
+        "caused by an exception on one of the ranks",
         "IBV_WC_WR_FLUSH_ERR",
         r"Got completion (?:from peer|with error)[\s\S]{0,200}?(?:error |status=(?:\w+\()?)5\b",
     ),
