@@ -70,7 +70,7 @@ _OTHER_TEXT = re.compile(
     r"|^ERROR:|^Process \S+(?::$| exit)"
     # Launchers and shells print this for a process that has ended.
     r"|^\S+: line \d+: +\d+ [A-Z]|^(?:srun|slurmstepd|mpirun|prterun): |\bfailed \(exitcode: "
-    r"|^\s*(?:time|host|rank|exitcode|error_file)\s+: |^\s*(?:Process name|Exit code): |^[-=]{10}"
+    r"|^\s*(?:time|host|rank|exitcode|error_file)\s+: |^\s*(?:Process name|Exit code): |^Child process |^[-=]{10}"
 )
 _MESSAGE_LINES = 8
 _CHILD = re.compile(r"(?:^|/)multiprocessing/spawn\.py$")

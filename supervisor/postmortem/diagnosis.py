@@ -91,7 +91,10 @@ _FINISHED = re.compile(r"\b(?:[Tt]raining|TRAINING|[Jj]ob|[Rr]un) (?:has )?(?:fi
 _OF_STORES = re.compile(r"\[?W\d{3,4} \d.*(?:TCPStore|SocketImpl|c10d|rendezvous)|CCL (?:INFO|WARN) ")
 _COUNT = re.compile(r"(?<![\d/.])(\d{1,9})/(\d{1,9})(?![\d/])")
 # A scheduler says that the whole job has succeeded.
-_JOB_SUCCEEDED = re.compile(r"\bCOMPLETED +0:0\b|^Successfully completed\.|^\S+ +Succeeded +\d+[dhms]")
+_JOB_SUCCEEDED = re.compile(
+    r"\bCOMPLETED(?: +0:0\b| \(exit code 0\))|^Successfully completed\.|^\S+ +Succeeded +\d+[dhms]"
+    r"|\bJob '\S+' succeeded"
+)
 _SUMMED_UP = "train_runtime"
 _RETRIES = re.compile(r"\bretr(?:y|ying|ies)\b")
 _SERVED = re.compile(r'HTTP/\d\.\d" 2\d\d\b')
@@ -175,7 +178,7 @@ def succeeded_after(incident: Incident, ranks: Mapping[int | None, Sequence[tupl
         return False
     if any(_JOB_SUCCEEDED.search(line.text) for _, line in ranks.get(None, ())):
         return True
-    if incident.traceback is not None or any(_fails(each.text) for each in incident.evidence):
+    if any(_fails(each.text) for each in incident.evidence):
         return False
     last = {each.file: each.line or 0 for each in sorted(incident.evidence, key=lambda each: each.line or 0)}
     well: dict[str | None, int] = {}
@@ -189,6 +192,8 @@ def succeeded_after(incident: Incident, ranks: Mapping[int | None, Sequence[tupl
                 last[name] = max(last.get(name, 0), line.number)
     of_ranks = {name for rank, lines in ranks.items() if rank is not None for name, _ in lines}
     of_ranks -= {name for name, _ in ranks.get(None, ())}
+    if incident.traceback is not None and not of_group:
+        return False
     return bool(last) and all(
         well.get(name, 0) > number or (of_group and name in of_ranks) for name, number in last.items()
     )

@@ -10,6 +10,7 @@ rank; all of them also after a host, as pdsh prints it.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -125,7 +126,9 @@ _HOST = re.compile(
     r"^(?!\d{1,5}: )(?=[\w.-]*[\d-])(?P<node>[\w.-]{1,64})(?:: | +\| | (?=\d{1,5}: )|(?<=-\w) [a-z][\w-]{1,30} )"
 )
 # A process says which rank it is: where a host or a pod has one process, its other lines are of that rank.
-_IS_RANK = re.compile(r"\bRANK[=:] ?(?P<rank>\d+)\b")
+_IS_RANK = re.compile(r"\bRANK[=:] *(?P<rank>\d+)\b")
+# kubectl describes a pod from its name on: why its process ended, and further below the variables of it.
+_POD, _POD_ENDED, _POD_LINES = re.compile(r"^Name: +\S"), re.compile(r"^\s+Reason: +(?:OOMKilled|Error)"), 60
 # Prefixes that programs and container runtimes put before the lines of a process that they run.
 _STREAM = re.compile(r"^(?:std(?:err|out): |\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d) std(?:err|out) [FP] )")
 _PREFIXED_SHARE = 0.6
@@ -159,7 +162,7 @@ def split_ranks(lines: Sequence[FileLine]) -> list[RankLines]:
     lines = [FileLine(line.number, _STREAM.sub("", line.text[margin:])) for line in lines]
     lines = without_collector(lines, _is_tag)
     reader = _Reader(lines)
-    heads = _banner_heads(lines)
+    heads = _banner_heads(lines) | _pods(lines)
     for index, line in enumerate(lines):
         rank, node, text = heads[index] if index in heads else reader.owner(line.text)
         own = by_rank.setdefault(rank, RankLines(rank))
@@ -413,6 +416,19 @@ def _banner_heads(lines: Sequence[FileLine]) -> dict[int, tuple[int, str | None,
             if banner is not None and head is not None:
                 heads[before] = read_number(banner["rank"]), head["node"], lines[before].text
     return heads
+
+
+def _pods(lines: Sequence[FileLine]) -> dict[int, tuple[int, str | None, str]]:
+    """Return by index rank, node and text of the lines that say how the process of a described pod ended."""
+    ends: dict[int, tuple[int, str | None, str]] = {}
+    for index, line in enumerate(lines):
+        if _POD_ENDED.match(line.text) is None:
+            continue
+        below = itertools.takewhile(lambda each: not _POD.match(each.text), lines[index + 1 : index + _POD_LINES])
+        rank = next((match for each in below if (match := _IS_RANK.search(each.text))), None)
+        if rank is not None:
+            ends[index] = read_number(rank["rank"]), None, line.text
+    return ends
 
 
 def _nccl_ranks(lines: Sequence[FileLine], several_hosts: bool) -> dict[tuple[str, str], int]:
