@@ -327,7 +327,7 @@ def _verdict(run: Generation, number: int, times: Times) -> Incident:
     # Somebody else's job cannot be asked by a command of ours.
     hint = incident.hint if run.nodes else incident.hint.replace("supervisor stacks", "py-spy dump --pid PID")
     # Nobody observed how the ranks of a text ended: such verdicts are wrong too often (docs/failures.md).
-    is_observed = any(rank.exit for rank in run.ranks.values())
+    is_observed = any(rank.exit or rank.error for rank in run.ranks.values())
     confidence = incident.confidence if is_observed else incident.confidence.replace("established", "supported")
     return dataclasses.replace(incident, time_ns=incident.time_ns if known else None, hint=hint, confidence=confidence)
 
