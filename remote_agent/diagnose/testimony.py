@@ -26,6 +26,7 @@ from remote_agent.diagnose.last_words import (
     find_reason,
     is_handled,
     is_outlived,
+    is_progress,
     is_survived,
     lines_in,
     own_lines,
@@ -93,6 +94,8 @@ _OF_SIGNALS = frozenset(
 )
 # The reason why a child process failed is in what it printed, not in the exception of its parent.
 _CHILD_FAILED = re.compile(r"CalledProcessError$")
+# Steps with that many gaps between them, for lines of others, were not written at once.
+_CERTAIN_GAPS = 2
 # Folders of a path: in a summary, its last part is enough.
 _FOLDERS = re.compile(r"(?<![\w.])/(?:[\w.@+-]+/)+")
 # These exceptions mean that something from a thread, a child process or a peer is missing.
@@ -300,7 +303,11 @@ def _from_text(evidence: RankEvidence) -> Claim | None:
         lines = [strip_tag(line) for line in lines_of(evidence.tail)]
         ended = (evidence.exit or {}).get("code") is not None
         every = [trace for trace in in_tail if not (trace.fault or trace.is_wrapper or trace.unraisable)]
-        own = [trace for trace in every if not ((ended or _is_logged(evidence, trace)) and is_outlived(lines, trace))]
+        own = [
+            trace
+            for trace in every
+            if not ((ended or _was_caught(evidence, lines, trace)) and is_outlived(lines, trace))
+        ]
         if not own and every and ends_soon_after(lines, every[-1].last_line) and not every[-1].background:
             own = [trace for trace in every if _is_in_chain_of(trace, every)]
     # If a thread fails after the process has failed, it fails as a consequence.
@@ -320,10 +327,19 @@ def _from_text(evidence: RankEvidence) -> Claim | None:
     return dataclasses.replace(claim, later=_from_trace(evidence, last, meaning, [last], in_tail))
 
 
-def _is_logged(evidence: RankEvidence, trace: Trace) -> bool:
-    """Return whether a rank's logger printed an exception, as a record of level error: it has been caught."""
+def _was_caught(evidence: RankEvidence, lines: Sequence[str], trace: Trace) -> bool:
+    """Return whether a rank has caught an exception: it logged it as an error, or made steps after it.
+
+    The steps count between lines of other ranks only: a process that ends may write all that it had buffered at once.
+    """
+    if evidence.rank is None:
+        return False
     above = lines_of(evidence.tail)[max(0, trace.first_line - 1) : trace.first_line + 1]
-    return evidence.rank is not None and any(" ERROR" in line and HEAD not in line[:40] for line in above)
+    if any(" ERROR" in line and HEAD not in line[:40] for line in above):
+        return True
+    places = list(evidence.places)[trace.last_line + 1 :]
+    steps = [place[1] or 0 for line, place in zip(lines[trace.last_line + 1 :], places) if is_progress(line)]
+    return sum(later - step > 1 for step, later in zip(steps, steps[1:])) >= _CERTAIN_GAPS
 
 
 def _cause_in(evidence: RankEvidence, own: list[Trace], in_tail: list[Trace]) -> Claim | None:

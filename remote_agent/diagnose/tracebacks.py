@@ -71,6 +71,7 @@ _OTHER_TEXT = re.compile(
     # Launchers and shells print this for a process that has ended.
     r"|^\S+: line \d+: +\d+ [A-Z]|^(?:srun|slurmstepd|mpirun|prterun): |\bfailed \(exitcode: "
     r"|^\s*(?:time|host|rank|exitcode|error_file)\s+: |^\s*(?:Process name|Exit code): |^Child process |^[-=]{10}"
+    r"|^(?:Killed|Terminated|Aborted|Segmentation fault)(?: \(core dumped\))?$"
 )
 _MESSAGE_LINES = 8
 _CHILD = re.compile(r"(?:^|/)multiprocessing/spawn\.py$")

@@ -357,18 +357,18 @@ def _evidence(
 def _joined(
     lines: Sequence[tuple[str, FileLine]],
 ) -> tuple[list[str], list[tuple[str, int | None]], list[str | None]]:
-    """Return the texts of lines, their places and their nodes, with a separator between two files."""
+    """Return the texts of lines, their places and their nodes, with a separator between two files, or two nodes."""
     texts: list[str] = []
     nodes: list[str | None] = []
     places: list[tuple[str, int | None]] = []
-    last = ""
+    last, last_node = "", None
     for name, line in lines:
         if line.text.strip():
-            if last not in ("", name):
+            if last not in ("", name) or (last_node and line.node and last_node != line.node):
                 texts += _OTHER_FILE
                 places += [(name, None)] * len(_OTHER_FILE)
                 nodes += [None] * len(_OTHER_FILE)
-            last = name
+            last, last_node = name, line.node
         texts.append(line.text)
         places.append((name, line.number))
         nodes.append(line.node)

@@ -170,6 +170,11 @@ def split_ranks(lines: Sequence[FileLine]) -> list[RankLines]:
         own.lines.append(FileLine(line.number, text, node))
         own.blamed = own.blamed or (rank is not None and _BLAMES.search(line.text) is not None)
     for own in by_rank.values():
+        # What each host wrote stays in one piece.
+        by_node: dict[str | None, list[FileLine]] = {}
+        for line in own.lines:
+            by_node.setdefault(line.node if own.rank is None else None, []).append(line)
+        own.lines = [line for of_node in by_node.values() for line in of_node]
         own.lines = untorn(without_prefixes(own.lines))
         own.world = reader.layout.world
     _give_untagged(by_rank, reader.layout.world)
