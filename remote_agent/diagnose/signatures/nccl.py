@@ -12,7 +12,7 @@ _OTHERS = (*(r"H(?:CCL|ccl)", r"E[IJ]0\d{3}: ", r"ERR0\d{4} DIST", "oneCCL", "CC
 # What all of them say, whatever the rest of the line.
 _TIMES_OUT = r"[Tt]im(?:ed?|es|ing) ?-?out|TIMEOUT|exceeded \d+ ?s"
 _NETWORK = r"[Rr]etr(?:y|ies) [\w ]{0,20}exceeded|RETRY_EXC|[Uu]nreachable|ATL_STATUS_FAILURE|No route"
-_PEER = r"(?:[Pp]eer|[Rr]emote|[Ss]ocket|[Cc]onnection)\b[^\n]{0,60}(?:fail|lost|clos|reset|broken|abort|did not)"
+_PEER = r"(?:[Pp]eer|[Rr]emote|[Ss]ocket|[Cc]onnection)\b[^\n]{0,60}(?:fail|lost|closed|reset|broken|abort|did not)"
 
 MEMORY = (
     failed(
