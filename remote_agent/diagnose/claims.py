@@ -28,6 +28,8 @@ DONE = "is done or still running"
 OF_OTHERS = (LOST, WAITED, TOLD)
 # What a claim says of its subjects, where these are others than its author: they FAILED, or
 DIFFER, AWAITED = "are not like the author", "did not answer the author"
+# or all others are compared with the one, so that the author differs, unless all others do.
+BASE = "is what the author should be like"
 
 # What schedulers, kernels and their like say of a job.
 OF_SCHEDULERS = ("signal_preempted", "node_lost", "host_oom_kill")
@@ -61,7 +63,7 @@ class Claim:
     others: tuple[int, ...] = ()
     """The ranks that it speaks of; empty: itself."""
     says: str = ""
-    """What it says of them: FAILED, DIFFER or AWAITED."""
+    """What it says of them: FAILED, DIFFER, AWAITED or BASE."""
     hosts: tuple[str, ...] = ()
     """The host of each connection that was lost, as the text names it."""
     uncertainty_ns: int = 0

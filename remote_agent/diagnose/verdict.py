@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from remote_agent.diagnose.claims import (
     AWAITED,
+    BASE,
     DIFFER,
     DONE,
     ENDED,
@@ -510,6 +511,7 @@ def _subject(cause: _Cause, context: JobContext) -> str:
     if not ranks:
         return f"{cause.node}: " if cause.node is not None and cause.category != "node_lost" else ""
     nodes = [cause.node] if cause.node is not None else [each.node for each in cause.claims]
+    nodes = nodes if all(nodes) else []
     if len(ranks) > 1 and len(ranks) == context.world_size:
         return f"all {len(ranks)} ranks{name_nodes(nodes)}: "
     return f"{'at least ' if cause.at_least else ''}{name_ranks(ranks)}{name_nodes(nodes)}: "
@@ -580,6 +582,9 @@ def _odd_one_out(first: Claim, claims: Sequence[Claim], ranks: Sequence[int], co
     awaited = {rank for each in waits for rank in each.others}
     failed = {each.rank for each in claims if each.kind in (FAILED, ENDED)}
     if first.of(AWAITED) and len(waits) > 1 and len(awaited) == 1 and not awaited & failed:
+        return first.others[0]
+    everyone = {rank for own in context.ranks_per_node.values() for rank in own} | set(range(context.world_size or 0))
+    if len(ranks) > 1 and first.of(BASE) and everyone.union(range(max(ranks) + 1)) == {*ranks, *first.others}:
         return first.others[0]
     # All of them received the tensor from the one rank that reports nothing.
     others = {rank for own in context.ranks_per_node.values() for rank in own} - set(ranks)
@@ -686,8 +691,8 @@ def _why(rule: str, cause: _Cause, claims: Sequence[Claim]) -> tuple[str, ...]:
     groups: dict[tuple[bool, str, str], list[Claim]] = {}
     for each in [*cause.claims, *(each for each in claims if each not in cause.claims)]:
         if each.headline or each.hosts:
-            is_cause = each in cause.claims
-            groups.setdefault((is_cause, each.kind, shape(each.text) if is_cause else each.category), []).append(each)
+            is_cause, of_others = each in cause.claims, each.kind in OF_OTHERS
+            groups.setdefault((is_cause, each.kind, each.category if of_others else shape(each.text)), []).append(each)
     lines = [_claim_line(alike) for alike in list(groups.values())[: _MAX_CLAIMS - 1]]
     return (*lines, f"so: {rule}") if rule else tuple(lines)
 
@@ -695,12 +700,13 @@ def _why(rule: str, cause: _Cause, claims: Sequence[Claim]) -> tuple[str, ...]:
 def _claim_line(alike: Sequence[Claim]) -> str:
     """Return who claims what, and when, of claims that are alike."""
     first, ranks = alike[0], _ranks_of(alike)
-    who = name_ranks(ranks) if ranks else "no rank"
+    who = name_ranks(ranks) if ranks else "some process"
+    nodes = [each.node for each in alike]
     at = f", {iso_time(first.t_ns)[11:23]}" if first.t_ns is not None else ""
     of = f" ({name_ranks(first.others)})" if first.others else ""
     lost = f"lost {', '.join(dict.fromkeys(first.hosts))}" if first.hosts else ""
     what = "; ".join(filter(None, (first.text, lost)))
-    return clip(f"{who}{name_nodes([each.node for each in alike])}{at}: {first.kind}{of}: {what}")
+    return clip(f"{who}{name_nodes(nodes if all(nodes) else [])}{at}: {first.kind}{of}: {what}")
 
 
 RULES: tuple[tuple[str, Callable[[_Case], _Cause | None]], ...] = (

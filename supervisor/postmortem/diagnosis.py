@@ -322,6 +322,11 @@ def _verdict(run: Generation, number: int, times: Times) -> Incident:
         clock_error_ms=run.clock_error_ms,
     )
     incident = verdict(evidence, context)
+    ranks = {number: each.lines for number, each in run.ranks.items()}
+    # A rank that went on after its failure leaves the verdict to the others.
+    while not run.nodes and incident.culprit_ranks and incident.victims and was_survived(incident, ranks):
+        evidence = [each for each in evidence if each.rank not in incident.culprit_ranks]
+        incident = verdict(evidence, context)
     # Timestamps without a year only order lines; a journal and an error file have one.
     known = incident.time_ns is not None and (times.has_year or incident.time_ns > _YEAR_KNOWN_NS)
     # Somebody else's job cannot be asked by a command of ours.

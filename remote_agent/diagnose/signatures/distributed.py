@@ -30,7 +30,7 @@ COLLECTIVES = (
         "Mismatch between collective operation types",
         "sequence number .* doesn.t match",
     ),
-    failed("collective_desync", r"appears not to match \w+ of the same param"),
+    failed("collective_desync", r"appears not to match \w+ of the same param in process (?P<base>\d+)"),
     failed(
         "collective_desync",
         "DDP expects same model across all ranks",

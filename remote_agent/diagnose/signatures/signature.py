@@ -11,7 +11,7 @@ import re
 import signal as signals
 from collections.abc import Iterable
 
-from remote_agent.diagnose.claims import AWAITED, DIFFER, ENDED, FAILED, LOST, TOLD, WAITED
+from remote_agent.diagnose.claims import AWAITED, BASE, DIFFER, ENDED, FAILED, LOST, TOLD, WAITED
 from remote_agent.text.names import read_number
 
 # Titles on which the attribution depends.
@@ -24,7 +24,8 @@ CHILD_FAILED = "a child process failed; see that process's own output"
 class Signature:
     """Texts that make the same claim; `title` replaces the matched text in the summary.
 
-    The group `rank` names ranks that failed, `peer` one that differs from the author, or for which it waited.
+    The group `rank` names ranks that failed, `peer` one that differs from the author, or for which it waited;
+    `base` the one that all others are compared with.
     """
 
     category: str
@@ -58,6 +59,8 @@ class Signature:
         groups = {} if match is None else match.groupdict()
         if ranks := groups.get("rank"):
             return FAILED, tuple(map(read_number, ranks.split(", ")))
+        if base := groups.get("base"):
+            return BASE, (read_number(base),)
         peer = groups.get("peer")
         return (DIFFER if self.kind == FAILED else AWAITED, (read_number(peer),)) if peer else ("", ())
 
