@@ -41,7 +41,8 @@ _DOUBT = 0.05
 _SAMPLES = 16
 
 
-@dataclasses.dataclass(frozen=True)
+# Two claims are never the same, however alike: comparing all fields of thousands would take seconds.
+@dataclasses.dataclass(frozen=True, eq=False)
 class Claim:
     """What one author says, of itself or of others; rank None: a launcher, a scheduler, a kernel, or one of k ranks."""
 

@@ -1,6 +1,6 @@
 """What the evidence of one rank says: what kind of claim it makes, its category, the lines that show it.
 
-In: exit, error.json and text of a rank, the notes of its host. Out: Claims, and which of two came first.
+In: exit, error.json and text of a rank, the notes of its host. Out: Claims.
 """
 
 from __future__ import annotations

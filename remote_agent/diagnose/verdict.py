@@ -217,9 +217,9 @@ def _own_failure(case: _Case) -> _Cause | None:
         odd = pointed_at
     named = first.of(FAILED) or (() if odd is None else (odd,))
     differ = {rank for each in claims if each.of(DIFFER) for rank in (each.rank, *each.others)}
-    if not named and len(differ) == 2:
+    if not named and len(differ) == 2 and None not in differ:
         # The two differ, and nothing shows which of them is right.
-        named = tuple(rank for rank in differ if rank is not None and None not in differ)
+        named = tuple(rank for rank in differ if rank is not None)
     if named:
         return _named(first, named, same, context)
     # A rank that is the only one to miss the rendezvous is at fault itself.

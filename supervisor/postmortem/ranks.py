@@ -122,8 +122,10 @@ _CONTINUES = re.compile(
     r"^\s|^$|^> File|^Traceback |^\w[\w.]*(?:Error|Exception|Interrupt)\b|^Exception raised from|^frame #\d+"
 )
 _HOST = re.compile(
-    # The last two are of launchers that print the rank behind the host, and of stern, which prints the container.
-    r"^(?!\d{1,5}: )(?=[\w.-]*[\d-])(?P<node>[\w.-]{1,64})(?:: | +\| | (?=\d{1,5}: )|(?<=-\w) [a-z][\w-]{1,30} )"
+    # kubectl puts [pod/NAME/CONTAINER] there. The last two are of launchers that print the rank behind the host, and of
+    # stern, which prints the container.
+    r"^(?!\[?(?:\d{1,5}|[Rr]ank\S*)[\]:] )\[?(?:pod/)?(?=[\w.-]*[\d-])(?P<node>[\w.-]{1,64})(?:/[\w.-]+)?"
+    r"(?:\] |: | +\| | (?=\d{1,5}: )|(?<=-\w) [a-z][\w-]{1,30} )"
 )
 # A process says which rank it is: where a host or a pod has one process, its other lines are of that rank.
 _IS_RANK = re.compile(r"\bRANK[=:] *(?P<rank>\d+)\b")
@@ -346,6 +348,7 @@ class _Layout:
     def __init__(self, lines: Sequence[FileLine], has_hosts: bool, *, tasks: bool) -> None:
         self._tasks = tasks
         said: dict[str, set[int]] = {}
+        hosts: set[str] = set()
         self._node_ranks: dict[str | None, int] = {}
         self._table: dict[int, int | None] = {}
         for line in lines:
@@ -357,6 +360,7 @@ class _Layout:
                 )
                 self._table[local] = rank if self._table.get(local, rank) == rank else None
             host = _HOST.match(line.text) if has_hosts else None
+            hosts |= set() if host is None else {host["node"]}
             for match in _SIZES.finditer(line.text):
                 name = _SAME.get(match["name"] or "", match["name"])
                 value = read_number(match["value"] or match["nodes"])
@@ -365,7 +369,8 @@ class _Layout:
                 said.setdefault(name, set()).add(value)
             if "--standalone" in line.text:
                 said.setdefault("nnodes", set()).add(1)
-        self.nodes = max(said.get("nnodes", {0}))
+        # One prefix on all lines may be of the only host, or of the job.
+        self.nodes = max(said.get("nnodes", {len(hosts) if len(hosts) > 1 else 0}))
         self._per_node = said["nproc_per_node"].pop() if len(said.get("nproc_per_node", ())) == 1 else 0
         sizes = {size for name, found in said.items() if name.endswith("size") for size in found}
         self.world = sizes.pop() if len(sizes) == 1 else self.nodes * self._per_node
