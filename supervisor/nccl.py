@@ -328,7 +328,9 @@ class NcclReader:
         links = self._hub.links
         documents = await self._ask_all(nodes)
         if any(document.get("groups") for document in documents.values() if document is not None):
-            await self._hub.wait_until(lambda: all(links[name].tried for name in nodes if name in links), PATIENCE)
+            await self._hub.wait_until(
+                lambda: not any(links[name].is_awaited for name in nodes if name in links), PATIENCE
+            )
             late = [name for name in nodes if documents[name] is None]
             documents.update(await self._ask_all(late))
         return documents
@@ -339,7 +341,7 @@ class NcclReader:
     async def _ask(self, name: str) -> NcclNode | None:
         link = self._hub.links.get(name)
         known = self._documents.get(name)
-        if link is None or not link.opened:
+        if link is None or not link.can_be_asked:
             return None
         stamp = known.get("stamp", "") if known is not None else ""
         answer: NcclNode | None = await link.try_call("nccl", {"stamp": stamp}, timeout_s=DEADLINE)

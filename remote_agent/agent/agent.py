@@ -22,6 +22,7 @@ from remote_agent.agent.context import Context, Life, working_directory
 from remote_agent.agent.engine_link import EngineLink, Notice, TorchrunLink
 from remote_agent.agent.last_output import LastOutputKeeper
 from remote_agent.agent.member_loop import MemberLoop
+from remote_agent.agent.relay import Relay
 from remote_agent.agent.requests import serve_operators
 from remote_agent.agent.snapshot_keeper import SnapshotKeeper
 from remote_agent.agent.tree_requests import JobTree
@@ -79,7 +80,10 @@ class Agent:
         self.life = life = Life()
         journal, logs = Journal(files.events), LogStore(files.root, live=True, bound=spec.log_bound)
         runtime = runtime_of(files.home, Place.of(spec, node, working_directory(files, spec)), files)
-        others = peers.Peers(files, node, spec.endpoint, self._tasks)
+        fold = replay.Fold(spec, journal, node)
+        others = peers.Peers(
+            files, node, spec.endpoint, self._tasks, lambda name, issued_ns: fold.state.is_revoked(name, issued_ns)
+        )
         self._background = background = Background(node, others)
         self.context = Context(
             files=files,
@@ -87,7 +91,7 @@ class Agent:
             node=node,
             life=life,
             journal=journal,
-            fold=replay.Fold(spec, journal, node),
+            fold=fold,
             logs=logs,
             history=HistoryKeeper(files.history),
             tree=JobTree(files.home, spec.tree),
@@ -135,7 +139,7 @@ class Agent:
         self._tasks.spawn(context.journal.keep_written(), "journal")
         self._tasks.spawn(context.ballot.keep_written(), "term")
         claim(context, member)
-        operators = await serve_operators(context, member)
+        operators = await serve_operators(context, member, Relay(context.node, context.peers, self._tasks))
         log.info("agent of %s for %s, peers on port %d", context.node, context.spec.job, context.peers.port)
         try:
             await self.life.finished.wait()
@@ -224,9 +228,10 @@ class Agent:
 
     # Other agents
 
-    async def _accept(self, name: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _accept(self, peer: peers.Certified, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        name = peer.name
         channel = Channel(reader, writer)
-        channel.handler = self.member.handler(name, channel)
+        channel.handler = self.member.handler(name, channel, peer.issued_ns)
         self._peers.add(channel)
         try:
             await channel.run()
@@ -247,7 +252,7 @@ class Agent:
             if name not in self.context.peers.members or coordinator is None or name in coordinator.connected:
                 return
             if await self.context.peers.is_dead(name):
-                coordinator.feed(inputs.AgentDead(name, f"{AGENT_DIED} (connection refused)", alone=True))
+                coordinator.take(inputs.AgentDead(name, f"{AGENT_DIED} (connection refused)", alone=True))
                 return
 
 

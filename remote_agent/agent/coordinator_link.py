@@ -169,7 +169,7 @@ class CoordinatorLink:
     async def ask(self, op: str, args: Args) -> Any:
         """Return the coordinator's answer, wherever it is; raises Problem when there is none."""
         if self._role.coordinator is not None:
-            return self._role.coordinator.request(op, args)
+            return self._role.coordinator.request(self._context.node, op, args)
         if self.channel is None:
             raise self._unreachable()
         try:

@@ -8,131 +8,89 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from remote_agent.agent import metrics
 from remote_agent.agent.hooks import Hooks
-from remote_agent.agent.last_output import MAX_LINES
+from remote_agent.agent.reports import read_report
 from remote_agent.base import clocks
 from remote_agent.base.tasks import Tasks
 from remote_agent.coordinator import inputs, replay
 from remote_agent.coordinator import state as s
-from remote_agent.coordinator.formation import holds_quorum, is_held
+from remote_agent.coordinator.formation import holds_quorum, is_expected, is_held
 from remote_agent.coordinator.journal import chunks
-from remote_agent.coordinator.machine import step
+from remote_agent.coordinator.machine import run
 from remote_agent.coordinator.operator_requests import answer, read
 from remote_agent.coordinator.output_watch import Losses, moved
 from remote_agent.coordinator.status import document
 from remote_agent.coordinator.views import is_short
 from remote_agent.diagnose.incidents import iso_time
+from remote_agent.election.member import is_too_high
 from remote_agent.text.shapes import clip
-from remote_agent.wire import Answer, Args, Channel, NodeSpec, Problem, WireError
-from remote_agent.wire.documents import read_last_output, read_placed, read_snapshots
-from remote_agent.wire.events import (
-    ENDED_EVENTS,
-    HOST_NAME,
-    INTERFACE,
-    SNAPSHOT_LEFT_OUT,
-    SNAPSHOT_NOTICES,
-    EventType,
-)
-from remote_agent.wire.gate import Misfit
+from remote_agent.wire import Answer, Args, Channel, NodeSpec, Problem, WireError, encode
+from remote_agent.wire.agents import OPERATORS
+from remote_agent.wire.documents import read_event, read_node_report, read_steps
+from remote_agent.wire.events import ENDED_EVENTS, EventType
+from remote_agent.wire.gate import Misfit, shape
 
 if TYPE_CHECKING:
     from remote_agent.agent.context import Context
-    from remote_agent.diagnose.hang.pulses import Pulse
     from remote_agent.election.election import PeerRequest
-    from remote_agent.wire.documents import EvidenceEntry, JournalEvent, SnapshotEntry, Status
+    from remote_agent.wire.documents import (
+        JournalEvent,
+        NodeFacts,
+        NodeReport,
+        RankFacts,
+        SnapshotEntry,
+        Status,
+    )
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.25
 HAND_OVER_TIMEOUT_S = 30.0
+# Members learn of these with the next tick, together: of a thousand nodes that join, each would cost a message to all.
+LATER = frozenset(
+    {EventType.NODE_READY, EventType.NODE_JOINED, EventType.NODE_LOST, EventType.NODE_FAILED, EventType.AGENT_LOST}
+)
+# A member that does not read is dropped when it has this many notices to be sent: it joins again, and gets the journal.
+MAX_WAITING = 4096
 
 
-def _ranks(args: Mapping[str, Any]) -> tuple[tuple[int, int, int], ...]:
-    return tuple((int(rank["rank"]), int(rank["local_rank"]), int(rank["pid"])) for rank in args["ranks"])
-
-
-def _notice(args: Mapping[str, Any]) -> dict[str, str] | None:
-    """Return a node's notice about its network; None for none, or for a malformed one."""
-    notice = args.get("notice")
-    if not isinstance(notice, dict) or notice.get("kind") not in (INTERFACE, HOST_NAME):
-        return None
-    return {"kind": notice["kind"], "message": clip(str(notice.get("message")))}
-
-
-def _trees(args: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(str(digest) for digest in args.get("trees", ()))
-
-
-def _age_s(report: Mapping[str, Any]) -> float:
-    """Return how long ago something was that has a corrected time."""
-    return max(0.0, (time.time_ns() - int(report["t_ns"])) / 1e9)
-
-
-def _pulses(args: Mapping[str, Any]) -> dict[int, Pulse]:
-    """Return a node's pulses by rank, each with the node's clock, by which its timestamps are corrected."""
-    clock = clocks.Clock.from_report(args)
-    ranks: Mapping[str, Pulse] = args["ranks"]
-    return {int(rank): {**pulse, "clock": clock} for rank, pulse in ranks.items()}
-
-
-def _snapshots(args: Mapping[str, Any]) -> tuple[SnapshotEntry, ...]:
-    """Return the snapshots that a node reports; none if the report is malformed."""
-    try:
-        return tuple(read_snapshots(args.get("snapshots") or []))
-    except Misfit as misfit:
-        log.warning("snapshots: %s", misfit)
-        return ()
-
-
-def _node_warning(node: str, args: Mapping[str, Any]) -> inputs.NodeWarning:
-    kind = str(args.get("kind"))
-    return inputs.NodeWarning(
-        node, kind if kind in SNAPSHOT_NOTICES else SNAPSHOT_LEFT_OUT, clip(str(args.get("message")))
-    )
-
-
-def _last_output(node: str, generation: int, args: Mapping[str, Any]) -> inputs.LastOutput:
-    """Return what a node has of a lost node's output; raises Misfit for what no agent of ours reports."""
-    report = read_last_output(args)
-    evidence: list[EvidenceEntry] = [
-        {**line, "node": node, "text": clip(line["text"])} for line in report["evidence"][:MAX_LINES]
-    ]
-    return inputs.LastOutput(node, generation, report["of"], tuple(report["ranks"]), tuple(evidence))
-
-
-# Reports of members become inputs; timestamps of a member's clock are corrected first.
-REPORTS: dict[str, Callable[[str, int, Mapping[str, Any]], inputs.Input]] = {
-    "ready": lambda node, _, args: inputs.Ready(node, int(args["nproc"]), args.get("versions", {}), _trees(args)),
-    "unfit": lambda node, _, args: inputs.Unfit(node, str(args["reason"])),
-    "notice": lambda node, _, args: _node_warning(node, args),
-    "held": lambda node, generation, args: inputs.Held(node, generation, _snapshots(args)),
-    "placed": lambda node, generation, args: inputs.Placed(node, generation, read_placed(args)),
-    "last_output": _last_output,
-    "gone": lambda node, _, args: inputs.AgentDead(node, str(args["reason"])),
-    "recorded": lambda node, generation, args: inputs.Recorded(node, generation, int(args["term"])),
-    "prepared": lambda node, generation, args: inputs.Prepared(node, generation, int(args["port"])),
-    "order_failed": lambda node, generation, args: inputs.OrderFailed(node, generation, str(args["message"])),
-    "started": lambda node, generation, args: inputs.Started(
-        node, generation, _ranks(args), _notice(args), None if args.get("cold") is None else clip(str(args["cold"]))
-    ),
-    "grouping": lambda node, generation, args: inputs.Grouping(node, generation, int(args["rank"])),
-    "assigned": lambda node, generation, args: inputs.Assigned(node, generation, _ranks(args), int(args["world_size"])),
-    "main": lambda node, generation, args: inputs.Main(node, generation, int(args["rank"])),
-    "pulse": lambda node, generation, args: inputs.Pulses(node, generation, _pulses(args)),
-}
-
-
-def _first_step_age(ranks: Mapping[str, Mapping[str, Any]]) -> float | None:
+def _first_step_age(ranks: Mapping[str, RankFacts]) -> float | None:
     """Return how long ago the first of these ranks printed its first step; None: none has."""
     ages = [rank.get("first_step_age_s") for rank in ranks.values()]
-    return max((float(age) for age in ages if age is not None), default=None)
+    return max((age for age in ages if age is not None), default=None)
+
+
+def _snapshots(report: NodeReport) -> tuple[SnapshotEntry, ...] | None:
+    """Return the snapshots that a node reports; None: it reports none, not even that it has none."""
+    return tuple(report["snapshots"]) if "snapshots" in report else None
+
+
+def as_known(report: Mapping[str, Any], clock: clocks.Clock, now: float | None = None) -> NodeFacts:
+    """Return what is known of a node once it has reported that, at that time; without one: it is as of now."""
+    known: Any = {**report, "clock_offset_ms": clock.offset_ms, "clock_error_ms": clock.error_ms}
+    if now is not None:
+        known["heard_at"] = known["measured_at"] = now
+    facts: NodeFacts = known
+    return facts
+
+
+def attached(records: Iterable[JournalEvent]) -> set[str]:
+    """Return the operators who have attached, and not detached, according to a journal."""
+    names: set[str] = set()
+    for record in records:
+        if record["type"] == EventType.OPERATOR_ATTACHED:
+            names.add(str(record["detail"].get("operator")))
+        elif record["type"] == EventType.OPERATOR_DETACHED:
+            names.discard(str(record["detail"].get("operator")))
+    return names
 
 
 class OwnNode(Protocol):
@@ -143,26 +101,40 @@ class OwnNode(Protocol):
     def introduction(self) -> dict[str, Any]: ...
 
 
+class Notice:
+    """A notice for members, encoded once for all of them."""
+
+    def __init__(self, op: str, args: Args) -> None:
+        self.op, self.args = op, args
+
+    @functools.cached_property
+    def frame(self) -> bytes:
+        """Its bytes on the wire; raises ProtocolError."""
+        return encode({"op": self.op, "args": self.args})
+
+
 class Outbox:
     """The notices that one member has yet to be sent, in order."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        self.queue: asyncio.Queue[tuple[str, Args]] = asyncio.Queue()
+        self.lacks: tuple[bool, int] | None = None
+        """The records that it has yet to be sent: whether they replace its own, and after which number they begin."""
+        self.queue: asyncio.Queue[Notice] = asyncio.Queue()
         self.sending: asyncio.Task[None] | None = None
 
-    def put(self, op: str, args: Args) -> None:
+    def put(self, notice: Notice) -> None:
         """Add a notice."""
-        self.queue.put_nowait((op, args))
+        self.queue.put_nowait(notice)
 
     async def run(self) -> None:
         """Send notices until the wire ends; one that cannot be sent ends it, because none may be skipped."""
         while True:
-            op, args = await self.queue.get()
+            notice = await self.queue.get()
             try:
-                await self.channel.notify(op, args)
+                await self.channel.send_encoded(notice.frame)
             except WireError as error:
-                log.info("%s: %s", op, error)
+                log.info("%s: %s", notice.op, error)
                 await self.channel.close()
                 return
             finally:
@@ -180,15 +152,33 @@ class Coordinator:
         self._me = context.node
         self._own = own
         self.state = state
-        self.facts: dict[str, Any] = {}
+        self.facts: dict[str, NodeFacts] = {}
+        self._malformed: defaultdict[str, dict[str, str]] = defaultdict(dict)
+        """By node and kind of report: what the newest one has that no report of ours has."""
         self._clocks: defaultdict[str, clocks.Clock] = defaultdict(clocks.Clock)
         """The time to add to a node's clock to get ours, and how far it may be wrong."""
         self._losses = Losses()
         self.changed = asyncio.Event()
+        self._arrived: list[inputs.Input] = []
+        """Reports that came in this turn of the loop; the state machine takes them together."""
+        self._arrived_at = 0.0
+        self._beats: list[tuple[float, inputs.Heartbeat]] = []
+        """Heartbeats since the last tick, and when each came."""
+        self._unsent: list[JournalEvent] = []
+        """Records that are written, and not in any outbox yet."""
         self._outboxes: dict[str, Outbox] = {}
-        self._moved: dict[str, Any] | None = None
+        self._joined: set[str] = set()
+        """Nodes that have joined since the last tick: they get the addresses of all nodes, others what has changed."""
+        self._addresses: dict[str, Args] = {}
+        """The addresses that the members have been sent."""
+        self._missing: tuple[int, dict[tuple[bool, int], list[Notice]]] = 0, {}
+        """The number of records, and the notices that bring a member that lacks some of them up to it."""
+        self._moved: Notice | None = None
         """The notice of a hand-over, for all members, also for those that reconnect meanwhile."""
-        self._operators: dict[str, int] = {}
+        self._operators = attached(self._journal.records)
+        """The operators who are attached according to the journal."""
+        self._attached: dict[str, Mapping[str, str]] = {}
+        """By node: the operators who are attached there, each with the mode."""
         self.hooks = Hooks(context.spec, context.workdir, self.record)
         self._tasks = Tasks()
 
@@ -233,12 +223,43 @@ class Coordinator:
 
     def feed(self, event: inputs.Input) -> s.Reply | None:
         """Take one input and carry out the commands; returns the reply to an operator, if it was a request."""
-        self.state, commands = step(self.state, event, clocks.now(), time.time_ns())
+        self._take_arrived()
+        return self._run((event,), clocks.now())
+
+    def take(self, event: inputs.Input) -> None:
+        """Take a member's report, together with all others that are here already: at 1,000 nodes each costs as much
+        as all.
+        """
+        self._arrived.append(event)
+        if len(self._arrived) == 1:
+            self._arrived_at = clocks.now()
+            asyncio.get_running_loop().call_soon(self._take_arrived)
+
+    def _take_arrived(self) -> None:
+        events, self._arrived = self._arrived, []
+        if not events:
+            return
+        try:
+            # A lease begins when something came, not when it is read.
+            self._run(events, self._arrived_at)
+        except Exception:
+            if len(events) > 1:
+                # One of them must not cost the others theirs.
+                for event in events:
+                    self._arrived = [event]
+                    self._take_arrived()
+                return
+            log.exception("%s", type(events[0]).__name__)
+
+    def _run(self, events: Sequence[inputs.Input], now: float) -> s.Reply | None:
+        self.state, commands = run(self.state, events, now, time.time_ns())
         reply: s.Reply | None = None
         for command in commands:
             if isinstance(command, s.Emit):
                 self._record(command)
-            elif isinstance(command, s.Send):
+                continue
+            self._send_records()
+            if isinstance(command, s.Send):
                 self._send(command.node, command.op, dict(command.args))
             elif isinstance(command, s.Drop):
                 self._drop(command.node)
@@ -246,70 +267,91 @@ class Coordinator:
                 self._retire(command.node)
             else:
                 reply = command
-        if commands or not isinstance(event, (inputs.Tick, inputs.Heartbeat)):
+        if any(one["type"] not in LATER for one in self._unsent):
+            self._send_records()
+        if commands or not isinstance(events[-1], inputs.Tick):
             self._wake()
         return reply
 
-    def request(self, op: str, args: Args) -> Any:
-        """Answer an operator's request; raises Problem when it is refused."""
+    def request(self, node: str, op: str, args: Args) -> Any:
+        """Answer a request that a node passes on for an operator; raises Problem when it is refused, Misfit."""
         if op == "status":
+            self._take_arrived()
             return self.status()
-        if op == "operator":
-            self._count_operator(args)
+        if op == "operators":
+            self._note_operators(node, shape(OPERATORS)(args))
             return {}
         if op == "signalled":
             detail = {key: args.get(key) for key in ("ranks", "signal", "operator")}
             self.record(EventType.SIGNAL_SENT, str(args.get("node")), **detail)
             return {}
+        self._take_arrived()
         seq = self._journal.last_seq
         # There is no pause between the inputs, so that several removals stop the group once.
         replies = [(name, self.feed(event)) for name, event in read(op, args, self.state)]
         return {**answer(replies), "seq": seq}
 
-    def _count_operator(self, args: Args) -> None:
-        """Note an operator: one event for its first connection, one when its last connection has ended."""
-        name, came = str(args["operator"]), bool(args["came"])
-        count = self._operators.get(name, 0) + (1 if came else -1)
-        self._operators[name] = max(0, count)
-        if came and count == 1:
-            self.record(EventType.OPERATOR_ATTACHED, operator=name, mode=args.get("mode"))
-        elif not came and count == 0:
+    def _note_operators(self, node: str, names: Mapping[str, str]) -> None:
+        """Note who is attached at a node: one event for an operator's first node, one for the end of the last."""
+        self._attached[node] = names
+        self._compare_operators()
+
+    def _compare_operators(self) -> None:
+        now = {name: mode for names in self._attached.values() for name, mode in names.items()}
+        for name in now.keys() - self._operators:
+            self._operators.add(name)
+            self.record(EventType.OPERATOR_ATTACHED, operator=name, mode=now[name])
+        if any(is_expected(node) for node in self.state.nodes.values()):
+            # They may be attached at a node that has not joined this coordinator yet.
+            return
+        for name in self._operators - now.keys():
+            self._operators.discard(name)
             self.record(EventType.OPERATOR_DETACHED, operator=name)
 
     def status(self) -> Status:
         """Return the status document."""
-        own: dict[str, Any] = {self._me: {"clock_offset_ms": 0.0, "clock_error_ms": 0.0, **self._own.facts()}}
-        return document(self.state, {**self.facts, **own}, self._me, clocks.now())
+        known = {**self.facts, self._me: as_known(self._own.facts(), clocks.Clock(0, 0))}
+        return document(self.state, known, self._me, clocks.now())
 
     # Reports of members
 
     def join(self, node: str, channel: Channel, args: Args) -> None:
         """Take a member's connection: it gets the journal first, then orders."""
+        self._take_arrived()
         self._forget(node)
-        outbox = Outbox(channel)
-        reset, records = self._journal.missing(args["journal"])
-        pieces = list(chunks(records))
-        for left, piece in zip(reversed(range(len(pieces))), pieces):
-            outbox.put("journal", {"records": piece, "reset": reset, "more": reset and left > 0})
-        outbox.put("members", {"members": self._context.peers.members})
+        outbox = self._outboxes[node] = Outbox(channel)
+        outbox.lacks = self._journal.lacks(args["journal"])
         if self._moved is not None:
-            outbox.put("moved", self._moved)
-        self._outboxes[node] = outbox
+            self._put(node, self._moved)
+        self._joined.add(node)
         outbox.sending = self._tasks.spawn(outbox.run(), f"orders for {node}")
         self.hear_join(node, args)
 
     def hear_join(self, node: str, args: Args) -> None:
         """Take the facts that a member reports about itself when it joins."""
         if node not in self.state.nodes:
-            self._take_in(NodeSpec(name=node, address=str(args.get("address", ""))))
-        ready: dict[str, Any] = next((one["args"] for one in args.get("reports", ()) if one["op"] == "ready"), {})
+            self._take_in(NodeSpec(name=node, address=args["address"]))
+        self._malformed.pop(node, None)
         self._clocks[node] = clocks.Clock.from_report(args)
-        nproc, incarnation, reason = ready.get("nproc"), str(args["incarnation"]), str(args["reason"])
-        running, disk = args.get("running"), str(args["disk"])
-        delay = clocks.Echo.delay(args)
-        self.feed(inputs.Joined(node, incarnation, running, reason, nproc, _trees(ready), disk, delay))
-        for report in args.get("reports", ()):
-            self.receive(node, report["op"], report["args"])
+        reports = [(report["op"], report["args"]) for report in args.get("reports", ())]
+        events = [event for op, each in reports if (event := self._read(node, op, each)) is not None]
+        ready = next((event for event in events if isinstance(event, inputs.Ready)), None)
+        nproc, trees = (None, ()) if ready is None else (ready.nproc, ready.trees)
+        self.take(
+            inputs.Joined(
+                node,
+                args["incarnation"],
+                args.get("running"),
+                args["reason"],
+                nproc,
+                trees,
+                args["disk"],
+                clocks.Echo.delay(args),
+            )
+        )
+        for event in events:
+            self.take(event)
+        self._note_operators(node, args.get("operators", {}))
 
     def _take_in(self, spec: NodeSpec) -> None:
         """Take in a node that the job's description does not name."""
@@ -337,53 +379,104 @@ class Coordinator:
 
     def receive(self, node: str, op: str, args: Args) -> None:
         """Take a member's report."""
-        if op in REPORTS:
-            self.feed(REPORTS[op](node, int(args.get("generation", -1)), args))
-        elif op == "exited":
-            ended = self._clocks[node].corrected(args["exit"])
-            self.feed(inputs.Exited(node, int(args["generation"]), ended, _age_s(ended)))
-        elif op == "grouped":
-            age_s = _age_s(self._clocks[node].corrected({"t_ns": int(args["t_ns"])}))
-            self.feed(inputs.Grouped(node, int(args["generation"]), int(args["rank"]), float(args["took_s"]), age_s))
-        elif op == "idle":
-            exits = tuple(self._clocks[node].corrected(ended) for ended in args["exits"])
-            self.feed(inputs.Idle(node, int(args["generation"]), exits))
+        event = self._read(node, op, args)
+        if event is not None:
+            self.take(event)
+
+    def _read(self, node: str, op: str, args: Args) -> inputs.Input | None:
+        """Return a member's report as an input; None for a malformed one, which is noted as a fault of that node."""
+        try:
+            event = read_report(node, op, args, self._clocks[node])
+        except Misfit as misfit:
+            self._note_malformed(node, op, misfit)
+            return None
+        self._malformed[node].pop(op, None)
+        return event
+
+    def _note_malformed(self, node: str, op: str, misfit: Misfit) -> None:
+        if self._malformed[node].get(op) != str(misfit):
+            log.warning("%s sent a malformed report: %s", node, misfit)
+        self._malformed[node][op] = clip(str(misfit))
 
     def beat(self, node: str, args: Args) -> None:
-        """Take a heartbeat."""
+        """Take a heartbeat: the lease counts also where the facts in it are malformed."""
         clock = self._clocks[node] = clocks.Clock.from_report(args)
-        ranks = args.get("ranks", {})
-        facts = {"agent_pid": args.get("agent_pid"), "ranks": ranks, **clock.status()}
-        before = self.facts.get(node, {}).get("ranks", {})
-        vitals = {"vitals": args.get("vitals"), "standby": args.get("standby"), "heard_at": clocks.now()}
-        self.facts[node] = {**facts, **vitals, "generation": args.get("generation")}
+        age_s = max(0.0, float(args.get("heard_age", 0.0))) + clocks.Echo.delay(args)
+        beat = inputs.Heartbeat(node, age_s)
+        try:
+            if "facts" in args:
+                beat = self._read_facts(node, age_s, clock, args["facts"])
+            elif "steps" in args:
+                beat = self._read_steps(node, age_s, args["steps"])
+            self._malformed[node].pop("beat", None)
+        except Misfit as misfit:
+            self._note_malformed(node, "beat", misfit)
+        wrong = next(iter(self._malformed[node].values()), "")
+        if wrong != self.facts.get(node, {}).get("malformed", ""):
+            self.facts[node] = {**self.facts.get(node, {}), "malformed": wrong}
+        self._beats.append((clocks.now(), beat))
+
+    def _read_facts(self, node: str, age_s: float, clock: clocks.Clock, args: object) -> inputs.Heartbeat:
+        """Take all facts about a node; raises Misfit."""
+        report = read_node_report(args)
+        before, ranks, now = self.facts.get(node, {}).get("ranks", {}), report["ranks"], clocks.now()
+        self.facts[node] = as_known(report, clock, now)
+        if report["generation"] != self.state.generation:
+            return inputs.Heartbeat(node, age_s, snapshots=_snapshots(report))
         stepped = any(rank.get("step") is not None for rank in ranks.values())
-        current = args.get("generation") == self.state.generation
-        warnings = self._losses.read(self.state.generation, ranks) if current else {}
-        progressed = current and moved(before, ranks)
-        heard_age = float(args.get("heard_age", 0.0)) + clocks.Echo.delay(args)
-        first = _first_step_age(ranks) if current else None
-        kept = _snapshots(args) if "snapshots" in args else None
-        self.feed(inputs.Heartbeat(node, heard_age, stepped and current, progressed, warnings, first, kept))
-        self._wake()
+        warnings = self._losses.read(self.state.generation, ranks)
+        return inputs.Heartbeat(
+            node, age_s, stepped, moved(before, ranks), warnings, _first_step_age(ranks), _snapshots(report)
+        )
+
+    def _read_steps(self, node: str, age_s: float, args: object) -> inputs.Heartbeat:
+        """Take the steps of a node's ranks, while all else is as it was; raises Misfit."""
+        steps, known = read_steps(args), self.facts.get(node)
+        if known is None or known.get("generation") != steps["generation"]:
+            return inputs.Heartbeat(node, age_s)
+        before = known.get("ranks", {})
+        ranks: dict[str, RankFacts] = {
+            rank: {**before.get(rank, {}), "step": step, "last_output_age_s": age}
+            for rank, (step, age) in steps["ranks"].items()
+        }
+        self.facts[node] = {**known, "ranks": ranks, "heard_at": clocks.now()}
+        current = steps["generation"] == self.state.generation
+        stepped = current and any(step is not None for step, _ in steps["ranks"].values())
+        return inputs.Heartbeat(node, age_s, stepped, current and moved(before, ranks))
 
     # Journal and orders
 
     def record(self, kind: EventType, node: str | None = None, **detail: Any) -> None:
         """Write a fact that the state machine does not know of, such as an operator's connection."""
         self._record(s.Emit(kind, self.state.generation, node, detail=detail))
+        self._send_records()
 
     def _record(self, emit: s.Emit) -> None:
         now = iso_time(time.time_ns())
         record: JournalEvent = {**emit.record(self._journal.last_seq + 1, now), "term": self.state.term}
+        try:
+            read_event(record)
+        except Misfit as misfit:
+            # Nobody could read the journal from here on.
+            log.error("%s is not written: %s", emit.type, misfit)
+            return
         if emit.type is EventType.JOB_STARTED:
             self.state = dataclasses.replace(self.state, started_at=now)
         self._journal.append(record)
         if emit.type is EventType.GENERATION_PROPOSED:
             self._tasks.spawn(self._secure(emit.generation), "write the proposal")
-        for outbox in self._outboxes.values():
-            outbox.put("journal", {"records": [record], "reset": False, "more": False})
+        self._unsent.append(record)
         self.hooks.receive(record)
+        if emit.type in (EventType.NODE_LOST, EventType.NODE_REMOVED) and emit.node is not None:
+            self.facts.pop(emit.node, None)
+            if self._attached.pop(emit.node, None):
+                self._compare_operators()
+
+    def _send_records(self) -> None:
+        """Give all members what has been written since the last time, encoded once."""
+        records, self._unsent = self._unsent, []
+        if records:
+            self.notify_all("journal", {"records": records, "reset": False, "more": False})
 
     async def _secure(self, generation: int) -> None:
         """Count this node among those that have the proposal on disk, once it has."""
@@ -411,7 +504,37 @@ class Coordinator:
         if node == self._me:
             self._own.order(op, args)
         elif node in self._outboxes:
-            self._outboxes[node].put("order", {"op": op, "args": args, "term": self.state.term})
+            self._put(node, Notice("order", {"op": op, "args": args, "term": self.state.term}))
+
+    def _catch_up(self, outbox: Outbox) -> None:
+        """Give a member the records that it lacks; those who lack the same get the same bytes."""
+        if outbox.lacks is None:
+            return
+        (reset, since), outbox.lacks = outbox.lacks, None
+        last = self._journal.last_seq
+        if self._missing[0] != last:
+            self._missing = last, {}
+        known = self._missing[1]
+        if (reset, since) not in known:
+            pieces = list(chunks(self._journal.since(since)))
+            known[reset, since] = [
+                Notice("journal", {"records": piece, "reset": reset, "more": reset and left > 0})
+                for left, piece in zip(reversed(range(len(pieces))), pieces)
+            ]
+        for notice in known[reset, since]:
+            outbox.put(notice)
+
+    def _put(self, node: str, notice: Notice) -> None:
+        outbox = self._outboxes[node]
+        if notice.op == "journal" and outbox.lacks is not None:
+            # It gets these records with those before them.
+            return
+        self._catch_up(outbox)
+        if outbox.queue.qsize() < MAX_WAITING:
+            outbox.put(notice)
+        else:
+            log.warning("%s does not read what it is sent: dropping its connection", node)
+            self._drop(node)
 
     def _drop(self, node: str) -> None:
         outbox = self._forget(node)
@@ -420,13 +543,28 @@ class Coordinator:
 
     def notify_all(self, op: str, args: Args) -> None:
         """Send every member a notice."""
-        for outbox in self._outboxes.values():
-            outbox.put(op, args)
+        notice = Notice(op, args)
+        for node in list(self._outboxes):
+            self._put(node, notice)
+
+    def _send_addresses(self) -> None:
+        """Give those who have joined all addresses, and the others those that have changed."""
+        members, joined = self._context.peers.members, self._joined
+        news = {name: where for name, where in members.items() if self._addresses.get(name) != where}
+        if not news and not joined:
+            return
+        self._addresses, self._joined = dict(members), set()
+        whole, changes = Notice("members", {"members": self._addresses}), Notice("members", {"members": news})
+        for node in list(self._outboxes):
+            if node in joined:
+                self._put(node, whole)
+            elif news:
+                self._put(node, changes)
 
     async def hand_over(self, successor: str) -> None:
         """Name the successor to all, and let it ask for votes once it has the whole journal."""
-        self._moved = {"successor": successor, "term": self.state.term}
-        self.notify_all("moved", self._moved)
+        self._moved = Notice("moved", {"successor": successor, "term": self.state.term})
+        self.notify_all(self._moved.op, self._moved.args)
         outbox = self._outboxes.get(successor)
         if outbox is not None:
             try:
@@ -439,6 +577,9 @@ class Coordinator:
 
     async def flushed(self, timeout: float) -> None:
         """Wait until every member has been sent everything, for at most that long."""
+        self._send_records()
+        for outbox in self._outboxes.values():
+            self._catch_up(outbox)
         joins = [outbox.queue.join() for outbox in self._outboxes.values()]
         try:
             await asyncio.wait_for(asyncio.gather(*joins), timeout)
@@ -449,10 +590,31 @@ class Coordinator:
         while True:
             await asyncio.sleep(TICK_S)
             try:
-                self.feed(inputs.Heartbeat(self._me))
-                self.feed(inputs.Tick())
+                self._take_arrived()
+                self._send_records()
+                for outbox in self._outboxes.values():
+                    self._catch_up(outbox)
+                self._send_addresses()
+                now = clocks.now()
+                self._run((*self._heartbeats(now), inputs.Heartbeat(self._me), inputs.Tick()), now)
+                # The last node that was awaited may have joined.
+                self._compare_operators()
             except Exception:
                 log.exception("coordinator tick")
+
+    def _heartbeats(self, now: float) -> list[inputs.Heartbeat]:
+        """Return the heartbeats since the last tick, each with the age that it has by now."""
+        beats, self._beats = self._beats, []
+        if beats:
+            self._wake()
+        return [
+            dataclasses.replace(
+                beat,
+                heard_age=beat.heard_age + now - came,
+                first_step_age=None if beat.first_step_age is None else beat.first_step_age + now - came,
+            )
+            for came, beat in beats
+        ]
 
     def _wake(self) -> None:
         self.changed.set()
@@ -499,7 +661,8 @@ class CoordinatorRole:
     def needs_term_above(self, term: int) -> bool:
         """Return whether this coordinator holds its group, in an older term than that."""
         state = self.coordinator.state if self.coordinator is not None else None
-        return state is not None and term > state.term and holds_quorum(state, clocks.now())
+        newer = state is not None and state.term < term and not is_too_high(self._context.ballot.view, term)
+        return state is not None and newer and holds_quorum(state, clocks.now())
 
     def assign(self, args: Args) -> None:
         """Accept the coordinator that a launch names; raises Problem when this job has another one already."""
@@ -583,7 +746,6 @@ class CoordinatorRole:
         assert channel is not None
         self._context.peers.learn({node: {"address": args["address"], "port": args["port"]}}, certain=True)
         coordinator.join(node, channel, args)
-        coordinator.notify_all("members", {"members": self._context.peers.members})
         return Answer({})
 
     async def _on_report(self, node: str, channel: Channel | None, args: Args) -> Answer:
@@ -600,4 +762,4 @@ class CoordinatorRole:
         return Answer({"received_ns": time.time_ns(), "answered_ns": time.time_ns(), "now": clocks.now()})
 
     async def _on_request(self, node: str, channel: Channel | None, args: Args) -> Answer:
-        return Answer(self._held().request(args["op"], args["args"]))
+        return Answer(self._held().request(node, args["op"], args["args"]))

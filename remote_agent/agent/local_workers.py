@@ -314,8 +314,7 @@ class LocalWorkers:
         with contextlib.suppress(CallFailed, WireError, asyncio.TimeoutError):
             answer = await self.engine.call("pulse", {"stacks": args["stacks"]}, CALL_TIMEOUT_S)
             ranks = with_steps(self._context.logs.progress(self.generation), answer["ranks"])
-            clock = self._node.link.offset.report()
-            self._node.report("pulse", {"generation": int(args["generation"]), "ranks": ranks, **clock})
+            self._node.report("pulse", {"generation": int(args["generation"]), "ranks": ranks})
 
 
 def with_steps(progress: Progress, pulses: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

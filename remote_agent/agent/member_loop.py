@@ -6,6 +6,7 @@ In: requests of other agents. Out: reports to the coordinator, heartbeats; worke
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
@@ -23,18 +24,22 @@ from remote_agent.election import member
 from remote_agent.election.election import Election, PeerRequest
 from remote_agent.history import samples
 from remote_agent.wire import Answer, Args, Channel, Handler, Items, Problem, leases
+from remote_agent.wire.agents import read_request
 from remote_agent.wire.events import EventType
+from remote_agent.wire.gate import Misfit
 
 if TYPE_CHECKING:
     from remote_agent.agent.context import Context
     from remote_agent.agent.engine_link import EngineLink, Notice
     from remote_agent.history.pyramid import Name
-    from remote_agent.wire.documents import JournalEvent, RankVitals
+    from remote_agent.wire.documents import JournalEvent, RankVitals, Steps
 
 log = logging.getLogger(__name__)
 
 PROGRESS = ("loss", "lr", "grad_norm", "rate", "unit", "steps_s", "saved", "total")
 """The fields of a rank's progress that a status has besides its step."""
+# A coordinator reads the facts of this many nodes a second. Up to as many nodes, each heartbeat has them.
+FACTS_PER_S = 200
 
 
 class MemberLoop:
@@ -52,6 +57,10 @@ class MemberLoop:
         self.born_seq = context.journal.last_seq
         """The newest record that was here before this agent."""
         self._heartbeat_at = 0.0
+        self._whole = (-1, -1), 0.0
+        """Of the last heartbeat with all facts: the term, the generation, and when it was made."""
+        self._operators: dict[object, tuple[str, str]] = {}
+        """By connection: the operator who is attached on it, and the mode."""
         self._requests: dict[str, PeerRequest] = {
             **self.role.requests,
             **self.election.requests,
@@ -83,10 +92,23 @@ class MemberLoop:
 
     # Requests of other agents
 
-    def handler(self, node: str, channel: Channel | None = None) -> Handler:
-        """Return what answers the requests of another agent; its node is known from its certificate."""
+    def serve(self, op: str, answer: PeerRequest) -> None:
+        """Answer one more request of other agents."""
+        self._requests[op] = answer
+
+    def handler(self, node: str, channel: Channel | None = None, issued_ns: int | None = None) -> Handler:
+        """Return what answers the requests of another agent; its node is known from its certificate of that time."""
 
         async def handle(op: str, args: Args, body: bytes) -> Answer | Items:
+            if issued_ns is not None and self._context.peers.is_revoked(node, issued_ns):
+                hint = "`supervisor add` gives it a new certificate"
+                raise Problem("removed", f"{node} was removed from the job", hint)
+            try:
+                return await answer(op, read_request(op, args))
+            except Misfit as misfit:
+                raise Problem("malformed", f"{op} of {node}: {misfit}") from misfit
+
+        async def answer(op: str, args: Args) -> Answer | Items:
             if op in self._notices:
                 coordinator = self._ballot.view.coordinator
                 if node == coordinator:
@@ -97,10 +119,10 @@ class MemberLoop:
                         # This node has missed a record, and the coordinator sends nothing twice.
                         self.link.look_again.set()
                 return Answer({})
-            answer = self._requests.get(op)
-            if answer is None:
+            serve = self._requests.get(op)
+            if serve is None:
                 raise Problem("unknown_op", f"no such request between agents: {op}")
-            return await answer(node, channel, args)
+            return await serve(node, channel, args)
 
         return handle
 
@@ -155,6 +177,7 @@ class MemberLoop:
             "port": self._context.peers.port,
             **self.link.offset.report(),
             "reports": [*self._readiness(), *workers.reports],
+            "operators": dict(self._operators.values()),
         }
 
     def report(self, op: str, args: Args) -> None:
@@ -183,8 +206,17 @@ class MemberLoop:
         for report in self._readiness():
             self.report(report["op"], report["args"])
 
+    async def note_operator(self, key: object, operator: str = "", mode: str = "") -> None:
+        """Note the operator on a connection, `key`; without a name, that the connection has ended."""
+        self._operators.pop(key, None)
+        if operator:
+            self._operators[key] = operator, mode
+        # The next coordinator, if there is none now, learns it when this node joins.
+        with contextlib.suppress(Problem):
+            await self.link.ask("operators", dict(self._operators.values()))
+
     def facts(self) -> dict[str, Any]:
-        """Return what a heartbeat carries; of each rank: step, last_output_age_s, warning, progress, vitals."""
+        """Return what is known here of the node and its ranks."""
         workers = self.workers
         vitals, rank_vitals = self._context.vitals.report(workers.pids())
         progress = self._context.logs.progress(workers.generation) if workers.generation >= 0 else {}
@@ -192,19 +224,34 @@ class MemberLoop:
             "generation": workers.generation,
             "ranks": rank_facts(progress, rank_vitals, time.time_ns()),
             "agent_pid": os.getpid(),
-            **self.link.offset.report(),
-            "heard_age": clocks.now() - self._ballot.view.contact,
             "vitals": vitals,
             "standby": workers.engine.standby,
             **({"snapshots": self._context.snapshots.heads()} if self._context.spec.snapshots else {}),
         }
 
     def heartbeat(self) -> dict[str, Any]:
-        """Return a heartbeat: the facts, and of each rank the losses of some steps since the last heartbeat."""
+        """Return a heartbeat: the lease, and the facts with the losses of some steps since the last facts.
+
+        Of a large job, most heartbeats have the steps only: the coordinator reads FACTS_PER_S facts a second.
+        """
+        now, view = clocks.now(), self._ballot.view
+        beat: dict[str, Any] = {**self.link.offset.report(), "heard_age": now - view.contact}
+        whole = (view.term, self.workers.generation), now
+        if whole[0] == self._whole[0] and now - self._whole[1] < len(self._context.peers.members) / FACTS_PER_S:
+            return {**beat, "steps": self._steps()}
+        self._whole = whole
         facts = self.facts()
         for rank, losses in self._context.logs.take_losses(self.workers.generation).items():
-            facts["ranks"][str(rank)]["losses"] = losses
-        return facts
+            facts["ranks"][str(rank)]["losses"] = [[step, loss] for step, loss in losses]
+        return {**beat, "facts": facts}
+
+    def _steps(self) -> Steps:
+        """Return the step of each rank, and the age of its last output."""
+        generation = self.workers.generation
+        progress = self._context.logs.progress(generation) if generation >= 0 else {}
+        ranks = rank_facts(progress, {}, time.time_ns())
+        steps = {rank: [one["step"], one["last_output_age_s"]] for rank, one in ranks.items()}
+        return {"generation": generation, "ranks": steps}
 
     def samples(self) -> tuple[float, dict[Name, float]]:
         """Return the coordinator's time, in seconds since the epoch, and what is known of node, GPUs and ranks."""

@@ -103,7 +103,7 @@ def _vitals(nodes: Iterable[NodeStatus]) -> Iterable[Family]:
         vitals = node.get("vitals") or {}
         if not is_old(vitals):
             hosts.append(({"node": node["name"]}, vitals))
-            gpus += [({"node": node["name"], "gpu": gpu["index"]}, gpu) for gpu in vitals["gpus"]]
+            gpus += [({"node": node["name"], "gpu": gpu.get("index")}, gpu) for gpu in vitals.get("gpus", ())]
         for rank in node["ranks"]:
             own = {} if is_old(vitals) else rank.get("vitals") or {}
             ranks.append(({"rank": rank["rank"], "node": node["name"]}, {**(rank.get("progress") or {}), **own}))

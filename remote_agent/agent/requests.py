@@ -11,6 +11,7 @@ import dataclasses
 import logging
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,9 +32,11 @@ from remote_agent.wire.events import ENDED_STATES
 if TYPE_CHECKING:
     from remote_agent.agent.context import Context, Life
     from remote_agent.agent.member_loop import MemberLoop
+    from remote_agent.agent.relay import Relay
     from remote_agent.wire.documents import Status
 
-# The requests of an operator who is attached read-only. All others are refused: they change the job, or leave a trace.
+# The requests of an operator who is attached read-only, and of another node for an operator. All others are refused:
+# they change the job, or leave a trace.
 LOOKS = frozenset(
     (
         *("identity", "status", "watch", "events", "history", "incidents", "nccl", "series", "stacks"),
@@ -46,6 +49,12 @@ WATCH_MIN_S = 0.1
 WATCH_MAX_S = 1.0
 # The pause grows with the ranks, as the document does: a large job does not use more of the link than a small one.
 WATCH_RANK_S = 0.001
+# With more ranks, one who can read them gets the steps alone, and all else when it changes, or after a longer pause.
+LARGE_RANKS = 1000
+LARGE_RANK_S = 0.00025
+WHOLE_RANK_S = 0.00125
+# A frame has the rows of this many nodes at most.
+PIECE_NODES = 512
 # An agent whose job is over asks its operators this often for a sign of life, and waits this long for it.
 ASK_S = 5.0
 ANSWER_S = 10.0
@@ -54,13 +63,13 @@ log = logging.getLogger(__name__)
 
 
 class AgentRequests(JobRequests):
-    """A live agent, for one operator's connection."""
+    """A live agent, for one operator's connection, or without `relay` for another node's."""
 
-    def __init__(self, context: Context, member_loop: MemberLoop) -> None:
+    def __init__(self, context: Context, member_loop: MemberLoop, relay: Relay | None = None) -> None:
         super().__init__(context.files, context.spec, context.logs, context.history, lambda: context.journal.records)
         self._context = context
         self._member = member_loop
-        self._operator: dict[str, Any] | None = None
+        self._operator: dict[str, str] | None = None
         self._trees = TreeRequests(context.files.home, context.spec.job)
         self.ops.update(
             identity=self.identity,
@@ -80,9 +89,12 @@ class AgentRequests(JobRequests):
             over=self.over,
             trust=self.trust,
         )
+        if relay is not None:
+            self.ops["relay"] = relay.answers
 
     async def handle(self, op: str, args: Args, body: bytes) -> Answer | Items:
-        if op not in LOOKS and self._operator is not None and self._operator["mode"] == "watch":
+        # The node to which a request is passed on refuses what is not in LOOKS.
+        if op not in LOOKS and op != "relay" and self._operator is not None and self._operator["mode"] == "watch":
             raise Problem("read_only", f"{op} refused: this operator is attached read-only")
         if op in VERBS:
             return Answer(await self._member.link.ask(op, args))
@@ -223,20 +235,25 @@ class AgentRequests(JobRequests):
         return Answer(await self._document())
 
     async def watch(self, args: Args) -> Items:
-        """Stream the status document whenever it changed."""
-        last: Status = {}
+        """Stream the status document whenever it changed; `steps`: of a large job in pieces, and mostly the steps."""
+        last: object = None
         sent = 0.0
         while True:
             coordinator = self._member.role.coordinator
             changed = coordinator.changed if coordinator is not None else None
             status = await self._document()
-            now = time.monotonic()
-            if status != last or now - sent > WATCH_MAX_S:
-                last, sent = status, now
-                yield Answer({"status": status})
+            now, size = time.monotonic(), max(status["world_size"] or 0, len(status["nodes"]))
+            is_large = size > LARGE_RANKS and bool(args.get("steps"))
+            seen = essence(status) if is_large else status
+            if seen != last or now - sent > (WHOLE_RANK_S * size if is_large else WATCH_MAX_S):
+                last, sent = seen, now
+                for piece in pieces(status) if args.get("steps") else ({"status": status},):
+                    yield Answer(piece)
+            elif is_large:
+                yield Answer({"steps": steps_of(status), "generation": status["generation"]})
             if self._context.life.finished.is_set() and status["state"] in ENDED_STATES:
                 return
-            await asyncio.sleep(watch_pause(status["world_size"] or 0))
+            await asyncio.sleep(watch_pause(size))
             with contextlib.suppress(asyncio.TimeoutError):
                 waiting = changed.wait() if changed is not None else self._context.journal.wait_change(WATCH_MAX_S)
                 await asyncio.wait_for(waiting, WATCH_MAX_S)
@@ -328,14 +345,20 @@ class AgentRequests(JobRequests):
     async def attach(self, args: Args) -> Answer:
         """Note an operator, until this connection ends."""
         self._operator = {"operator": str(args["operator"]), "mode": str(args.get("mode", "watch"))}
-        await self.note(came=True)
+        await self._member.note_operator(self, **self._operator)
         return Answer({})
 
-    async def note(self, came: bool) -> None:
-        """Note that the operator's connection begins, or has ended."""
-        if self._operator is not None:
-            with contextlib.suppress(Problem):
-                await self._member.link.ask("operator", {**self._operator, "came": came})
+    async def look(self, node: str, channel: Channel | None, args: Args) -> Answer | Items:
+        """Answer another node, for an operator who is connected there; raises Problem."""
+        op, other = str(args["op"]), self._context.fold.state.nodes.get(node)
+        if op not in LOOKS or (other is not None and other.status == "removed"):
+            raise Problem("refused", f"{self._context.node} does not answer {op[:40]!r} to {node}")
+        return await self.handle(op, args["args"], b"")
+
+    @property
+    def is_attended(self) -> bool:
+        """Whether an operator has attached on this connection."""
+        return self._operator is not None
 
     async def close(self) -> None:
         """Give back what a half-done sync holds."""
@@ -344,7 +367,33 @@ class AgentRequests(JobRequests):
 
 def watch_pause(ranks: int) -> float:
     """Return the least number of seconds between two documents of a job with this many ranks."""
-    return min(WATCH_MAX_S, max(WATCH_MIN_S, WATCH_RANK_S * ranks))
+    return max(min(WATCH_MAX_S, max(WATCH_MIN_S, WATCH_RANK_S * ranks)), LARGE_RANK_S * ranks)
+
+
+def essence(status: Status) -> object:
+    """Return what an operator sees at once when it changes: all but how far ranks are, and what they use."""
+    states = [
+        (node["name"], node["state"], node["reason"], node["group_rank"], [rank["state"] for rank in node["ranks"]])
+        for node in status["nodes"]
+    ]
+    return {**status, "nodes": states, "last_seq": 0}
+
+
+def steps_of(status: Status) -> dict[str, list[object]]:
+    """Return step, age of the last output and lag of each rank."""
+    return {
+        str(rank["rank"]): [rank["step"], rank["last_output_age_s"], (rank["progress"] or {}).get("lag")]
+        for node in status["nodes"]
+        for rank in node["ranks"]
+    }
+
+
+def pieces(status: Status) -> Iterator[dict[str, object]]:
+    """Yield a status in pieces of PIECE_NODES nodes; `more`: the next one belongs to it."""
+    nodes = status["nodes"]
+    for at in range(0, max(1, len(nodes)), PIECE_NODES):
+        part, more = nodes[at : at + PIECE_NODES], at + PIECE_NODES < len(nodes)
+        yield {"nodes": part, "more": more} if at else {"status": {**status, "nodes": part}, "more": more}
 
 
 async def _let_silent_go(life: Life, channel: Channel) -> None:
@@ -373,17 +422,19 @@ async def _is_alive(channel: Channel) -> bool:
     return True
 
 
-async def serve_operators(context: Context, member_loop: MemberLoop) -> asyncio.AbstractServer:
-    """Answer supervisors on the job's unix socket."""
+async def serve_operators(context: Context, member_loop: MemberLoop, relay: Relay) -> asyncio.AbstractServer:
+    """Answer supervisors on the job's unix socket, and those of other nodes through these."""
+    member_loop.serve("look", AgentRequests(context, member_loop).look)
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        requests = AgentRequests(context, member_loop)
+        requests = AgentRequests(context, member_loop, relay)
         channel = Channel(reader, writer, requests.handle)
         context.life.attach(channel)
         watch = asyncio.ensure_future(_let_silent_go(context.life, channel))
         try:
             await channel.run()
-            await requests.note(came=False)
+            if requests.is_attended:
+                await member_loop.note_operator(requests)
         finally:
             watch.cancel()
             context.life.detach(channel)

@@ -93,10 +93,15 @@ class Clock(NamedTuple):
         """Read the fields of `Offset.report`."""
         return cls(int(report.get("offset_ns", 0)), report.get("clock_error_ns"))
 
-    def status(self) -> dict[str, float | None]:
-        """Return the contract's clock_offset_ms, by which the member's clock is ahead, and clock_error_ms."""
-        error_ms = None if self.error_ns is None else round(self.error_ns / 1e6, 3)
-        return {"clock_offset_ms": round(-self.offset_ns / 1e6, 3), "clock_error_ms": error_ms}
+    @property
+    def offset_ms(self) -> float:
+        """The contract's clock_offset_ms, by which the member's clock is ahead."""
+        return round(-self.offset_ns / 1e6, 3)
+
+    @property
+    def error_ms(self) -> float | None:
+        """The contract's clock_error_ms."""
+        return None if self.error_ns is None else round(self.error_ns / 1e6, 3)
 
     def corrected(self, ended: RankExit) -> RankExit:
         """Return an Exit with its time in the coordinator's clock, and the correction."""

@@ -42,7 +42,7 @@ def try_form(turn: Turn) -> None:
     turn.set(
         phase=s.PREPARING,
         generation=generation,
-        members=tuple(group),
+        members=s.ranked(group),
         groups=(*state.groups, Group(generation, state.term, disks, author)),
         recorded=frozenset(),
         resume=s.Resume(),
@@ -80,7 +80,7 @@ def prepare(turn: Turn, returned: str | None = None) -> None:
     opener = opener_of(turn.state)
     if opener is None:
         turn.set(port=0)
-        go_when_recorded(turn)
+        turn.go_soon()
     elif returned in (None, opener[0]):
         turn.send(opener[0], "prepare", **opener[1], tree=tree_of(turn.state))
 
@@ -113,7 +113,7 @@ def _is_pending(node: s.Node, short: bool) -> bool:
 
 def patience(turn: Turn) -> float | None:
     """Return the deadline for nodes that followed the last coordinator and have not joined this one yet."""
-    if not any(_is_expected(node) for node in turn.state.nodes.values()):
+    if not any(is_expected(node) for node in turn.state.nodes.values()):
         return None
     return turn.state.marks.get("stop", turn.now) + turn.state.spec.node_timeout
 
@@ -121,11 +121,12 @@ def patience(turn: Turn) -> float | None:
 def lose_expected(turn: Turn) -> None:
     """Stop waiting for nodes that have not joined the new coordinator."""
     for name, node in turn.state.nodes.items():
-        if _is_expected(node):
+        if is_expected(node):
             lose_node(turn, name, NOT_JOINED)
 
 
-def _is_expected(node: s.Node) -> bool:
+def is_expected(node: s.Node) -> bool:
+    """Return whether a node followed the last coordinator and has not joined this one yet."""
     return node.status == "connecting" and not node.connected and bool(node.incarnation)
 
 
@@ -150,11 +151,18 @@ def held_until(state: s.State, now: float) -> float:
     """Return until when we hold enough nodes if none of them sends another heartbeat."""
     ends = {name: state.nodes[name].held + leases.HELD * state.spec.node_timeout for name in held(state, now)}
     ends[state.me] = now + leases.HELD * state.spec.node_timeout
-    for end in sorted(ends.values(), reverse=True):
+    latest = sorted(ends.values(), reverse=True)
+
+    def is_enough(end: float) -> bool:
         there = [name for name, until in ends.items() if until >= end]
-        if lacking(state.groups, state.disks(there), state.given_up) is None:
-            return end
-    return now
+        return lacking(state.groups, state.disks(there), state.given_up) is None
+
+    # The earlier the end, the more nodes are there until then: the latest end with enough of them is searched.
+    first, last = 0, len(latest)
+    while first < last:
+        middle = (first + last) // 2
+        first, last = (first, middle) if is_enough(latest[middle]) else (middle + 1, last)
+    return latest[first] if first < len(latest) else now
 
 
 def holds_quorum(state: s.State, now: float) -> bool:
@@ -306,7 +314,7 @@ def tree_of(state: s.State) -> str | None:
 
 def opener_of(state: s.State) -> tuple[str, Args] | None:
     """Return the node that opens the group's store, and the order to do so; None when another process serves it."""
-    first = state.members[0]
+    first = next(iter(state.members))
     order: dict[str, Any] = {"generation": state.generation, "host": state.nodes[first].spec.address}
     asked = state.spec.rendezvous
     if asked is None:

@@ -71,8 +71,8 @@ def on_pulses(turn: Turn, event: inputs.Pulses) -> None:
     state, watch = turn.state, turn.state.watch
     if state.phase != s.RUNNING or event.node not in watch.asked:
         return
-    watch = dataclasses.replace(watch, asked=watch.asked - {event.node}, now={**watch.now, **event.ranks})
-    turn.set(watch=watch)
+    turn.add_pulses(event.node, event.ranks)
+    watch = turn.state.watch
     if watch.asked:
         return
     watch = dataclasses.replace(watch, suspect=is_suspect(watch.before, watch.now))

@@ -70,6 +70,8 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.records = read_records(path)
+        self._hashed: tuple[object, str] = None, ""
+        """The record of which a hash was last wanted, and that hash."""
         self._arriving: list[JournalEvent] = []
         """The pieces so far of a journal that is to replace this one."""
         self._changed = asyncio.Event()
@@ -105,8 +107,12 @@ class Journal:
         """Return a short hash of the record with that number, to compare two journals; "" for 0."""
         if not 0 < seq <= len(self.records):
             return ""
-        text = json.dumps(self.records[seq - 1], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        record = self.records[seq - 1]
+        if self._hashed[0] is not record:
+            # A thousand nodes that join have the same last record.
+            text = json.dumps(record, sort_keys=True)
+            self._hashed = record, hashlib.sha256(text.encode()).hexdigest()[:16]
+        return self._hashed[1]
 
     def since(self, seq: int) -> list[JournalEvent]:
         """Return the records after that number."""
@@ -116,11 +122,16 @@ class Journal:
         """Return what another journal needs to find the records that this one lacks."""
         return {"term": self.last_term, "seq": self.last_seq, "digest": self.digest(self.last_seq)}
 
-    def missing(self, tail: Mapping[str, Any]) -> tuple[bool, list[JournalEvent]]:
-        """Return the records that the journal with that tail lacks; True and all records if its tail is not ours."""
+    def lacks(self, tail: Mapping[str, Any]) -> tuple[bool, int]:
+        """Return after which record the journal with that tail lacks ours; True and 0 if its tail is not ours."""
         seq = int(tail["seq"])
         ours = seq <= self.last_seq and self.digest(seq) == tail["digest"]
-        return not ours, self.since(seq if ours else 0)
+        return (False, seq) if ours else (True, 0)
+
+    def missing(self, tail: Mapping[str, Any]) -> tuple[bool, list[JournalEvent]]:
+        """Return the records that the journal with that tail lacks; True and all records if its tail is not ours."""
+        reset, seq = self.lacks(tail)
+        return reset, self.since(seq)
 
     def take(self, records: list[JournalEvent], *, reset: bool = False, more: bool = False) -> bool:
         """Add records that follow the last one; return False if records before these are missing.

@@ -11,7 +11,7 @@ a message of another generation changes nothing.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from remote_agent.coordinator import code_version, formation, hang_watch, inputs, phases, policy, snapshots, views
@@ -43,20 +43,34 @@ MAX_NAMED = 4
 
 
 def step(state: s.State, event: inputs.Input, now: float, wall_ns: int = 0) -> s.Turned:
-    """Return the state after the event, and what to do.
+    """Return the state after one event, and what to do; see `run`."""
+    return run(state, (event,), now, wall_ns)
 
-    `now`: seconds of a clock that never goes back; `wall_ns`: the time of day, for what people read.
+
+def run(state: s.State, events: Iterable[inputs.Input], now: float, wall_ns: int = 0) -> s.Turned:
+    """Return the state after events that came together, and what to do.
+
+    `now`: seconds of a clock that never goes back; `wall_ns`: the time of day, for what people read. What is decided
+    by looking at all nodes is decided once, after the last event.
     """
     turn = Turn(state, now, wall_ns)
     dropped = _notice_pause(turn)
-    is_heard = getattr(event, "node", None) not in dropped or isinstance(
-        event, (inputs.AgentDead, inputs.GivenUp, inputs.Remove)
-    )
-    if is_heard and not _is_stale(state, event):
-        HANDLERS[type(event)](turn, event)
-    if turn.state.phase == s.STOPPING and not turn.state.waiting:
-        turn.mark("idle")
-        policy.after_stop(turn)
+    for event in events:
+        is_heard = getattr(event, "node", None) not in dropped or isinstance(
+            event, (inputs.AgentDead, inputs.GivenUp, inputs.Remove)
+        )
+        if is_heard and not _is_stale(turn.state, event):
+            HANDLERS[type(event)](turn, event)
+        if turn.state.phase == s.STOPPING and not turn.state.waiting:
+            turn.mark("idle")
+            policy.after_stop(turn)
+    _decide(turn)
+    policy.note_recovery(turn)
+    return turn.state, tuple(turn.commands)
+
+
+def _decide(turn: Turn) -> None:
+    """Form the next group, or start the one that is prepared, where nothing is missing any more."""
     if turn.state.phase == s.FORMING and turn.state.cause == StopCause.STOP:
         # The stop was requested from a coordinator that has died meanwhile.
         policy.end_stopped(turn)
@@ -64,8 +78,8 @@ def step(state: s.State, event: inputs.Input, now: float, wall_ns: int = 0) -> s
         policy.hand_over(turn)
     elif turn.state.phase == s.FORMING:
         formation.try_form(turn)
-    policy.note_recovery(turn)
-    return turn.state, tuple(turn.commands)
+    if turn.may_go and turn.state.phase == s.PREPARING:
+        formation.go_when_recorded(turn)
 
 
 def _is_stale(state: s.State, event: inputs.Input) -> bool:
@@ -75,17 +89,17 @@ def _is_stale(state: s.State, event: inputs.Input) -> bool:
     return isinstance(event, inputs.Report) and event.node not in state.nodes
 
 
-def _notice_pause(turn: Turn) -> list[str]:
+def _notice_pause(turn: Turn) -> set[str]:
     """Blame no node for silence while we were suspended; after a long pause, let all nodes join again.
 
     Returns the nodes whose connections are dropped.
     """
     state, timeout = turn.state, turn.state.spec.node_timeout
     if state.ticked is None or state.phase == s.ENDED:
-        return []
+        return set()
     pause = turn.now - state.ticked
     if pause <= max(PAUSE_MIN_S, PAUSE_SHARE * timeout):
-        return []
+        return set()
     turn.set(ticked=turn.now, deadline=None if state.deadline is None else state.deadline + pause)
     for name, node in state.nodes.items():
         turn.set_node(name, seen=node.seen + pause)
@@ -96,16 +110,16 @@ def _notice_pause(turn: Turn) -> list[str]:
         reason=f"its agent, or the whole machine, was suspended for {pause:.0f} s",
     )
     if pause <= leases.HELD * timeout:
-        return []
+        return set()
     if state.phase in (s.PREPARING, s.STARTING, s.RUNNING):
         stop_group(turn, StopCause.PAUSED, kill=True)
         turn.set(waiting=frozenset(state.members), deadline=turn.now + timeout)
     # Earlier messages may arrive only now, and do not show which coordinator a node follows: all have to join again.
-    dropped = [name for name, node in state.nodes.items() if node.connected and name != state.me]
+    dropped = {name: node for name, node in state.nodes.items() if node.connected and name != state.me}
     for name in dropped:
         turn.set_node(name, connected=False)
         turn.commands.append(s.Drop(name))
-    return dropped
+    return set(dropped)
 
 
 def on_joined(turn: Turn, event: inputs.Joined) -> None:
@@ -126,7 +140,7 @@ def on_joined(turn: Turn, event: inputs.Joined) -> None:
         leaves=node.leaves and not fresh,
     )
     if node.disk != event.disk:
-        turn.set(recorded=turn.state.recorded - {event.node})
+        turn.discard("recorded", event.node)
     state = turn.state
     if state.phase == s.ENDED:
         # While the role is handed over, the job continues without us.
@@ -242,28 +256,27 @@ def on_prepared(turn: Turn, event: inputs.Prepared) -> None:
     opener = formation.opener_of(state) if state.phase == s.PREPARING else None
     if opener is not None and event.node == opener[0]:
         turn.set(port=event.port)
-        formation.go_when_recorded(turn)
+        turn.go_soon()
 
 
 def on_recorded(turn: Turn, event: inputs.Recorded) -> None:
     state = turn.state
     if state.phase == s.PREPARING and event.term == state.groups[-1].term:
-        turn.set(recorded=state.recorded | {event.node})
-        formation.go_when_recorded(turn)
+        turn.add("recorded", event.node)
+        turn.go_soon()
 
 
 def on_held(turn: Turn, event: inputs.Held) -> None:
     turn.set_node(event.node, snapshots=event.snapshots)
     if turn.state.phase == s.PREPARING:
         snapshots.on_held(turn, event.node)
-        formation.go_when_recorded(turn)
+        turn.go_soon()
 
 
 def on_placed(turn: Turn, event: inputs.Placed) -> None:
     if turn.state.phase == s.PREPARING:
         snapshots.on_placed(turn, event.node, event.report)
-    if turn.state.phase == s.PREPARING:
-        formation.go_when_recorded(turn)
+        turn.go_soon()
 
 
 def on_started(turn: Turn, event: inputs.Started) -> None:
@@ -271,11 +284,13 @@ def on_started(turn: Turn, event: inputs.Started) -> None:
     if state.phase not in ALIVE:
         return
     turn.set_node(event.node, running=event.generation, notice=event.notice, cold=event.cold)
-    if all(turn.node(name).running == event.generation for name in state.members):
-        _warn_of_network(turn)
     # torch's agent starts its workers after the rendezvous, and reports their ranks then.
     if state.rendezvous is None:
-        _take_ranks(turn, event.node, event.ranks, dict(state.ranks))
+        _take_ranks(turn, event.node, event.ranks)
+    # In a group of our own, the last node to start is the only one that the start waits for.
+    is_last = turn.state.rendezvous is not None or not turn.state.waiting
+    if is_last and all(turn.node(name).running == event.generation for name in state.members):
+        _warn_of_network(turn)
 
 
 def _warn_of_network(turn: Turn) -> None:
@@ -295,28 +310,27 @@ def on_assigned(turn: Turn, event: inputs.Assigned) -> None:
         return
     pids = {pid for _, _, pid in event.ranks}
     others = {number: rank for number, rank in state.ranks.items() if rank.node != event.node or rank.pid in pids}
-    turn.set(world_size=event.world_size)
+    turn.set(world_size=event.world_size, ranks=others)
     turn.emit(
         EventType.RANKS_ASSIGNED,
         node=event.node,
         ranks=[list(rank) for rank in event.ranks],
         world_size=event.world_size,
     )
-    _take_ranks(turn, event.node, event.ranks, others)
+    _take_ranks(turn, event.node, event.ranks)
 
 
-def _take_ranks(turn: Turn, node: str, started: tuple[tuple[int, int, int], ...], ranks: dict[int, s.Rank]) -> None:
-    """Note which ranks a node has started; `ranks`: those known so far. A rank that has ended stays as it is."""
+def _take_ranks(turn: Turn, node: str, started: tuple[tuple[int, int, int], ...]) -> None:
+    """Note which ranks a node has started. A rank that has ended stays as it is."""
     state = turn.state
     for rank, local_rank, pid in started:
-        known = ranks.get(rank, s.Rank(rank, node, local_rank))
+        known = state.ranks.get(rank, s.Rank(rank, node, local_rank))
         outcome = "running" if known.state == "starting" else known.state
-        ranks[rank] = s.Rank(rank, node, local_rank, pid, outcome, known.code, known.signal)
-    turn.set(ranks=ranks)
+        turn.set_rank(s.Rank(rank, node, local_rank, pid, outcome, known.code, known.signal))
     if state.phase == s.STARTING:
-        turn.set(waiting=state.waiting - {node})
+        turn.discard("waiting", node)
         if state.spec.kind == "binary":
-            turn.set(mains=turn.state.mains | {rank for rank, _, _ in started})
+            turn.add("mains", *(rank for rank, _, _ in started))
         if not turn.state.waiting:
             turn.mark("started")
             turn.set(deadline=None)
@@ -326,7 +340,7 @@ def _take_ranks(turn: Turn, node: str, started: tuple[tuple[int, int, int], ...]
 def on_main(turn: Turn, event: inputs.Main) -> None:
     state = turn.state
     if state.phase == s.STARTING:
-        turn.set(mains=state.mains | {event.rank})
+        turn.add("mains", event.rank)
         formation.running_when_all_are(turn)
 
 
@@ -340,10 +354,11 @@ def on_exited(turn: Turn, event: inputs.Exited) -> None:
     if failed:
         stop_group(turn, StopCause.FAILURE, age=event.age)
         return
-    turn.set(mains=turn.state.mains | {int(event.exit["rank"])})
+    turn.add("mains", event.exit["rank"])
     formation.running_when_all_are(turn)
     ranks = turn.state.ranks
-    if ranks and all(rank.state == "succeeded" for rank in ranks.values()):
+    ended = len(turn.state.exits) >= len(ranks) > 0
+    if ended and all(rank.state == "succeeded" for rank in ranks.values()):
         turn.end("succeeded", "all ranks succeeded")
 
 
@@ -357,7 +372,7 @@ def on_idle(turn: Turn, event: inputs.Idle) -> None:
     for ended in event.exits:
         turn.record_exit(event.node, ended)
     if state.phase == s.STOPPING:
-        turn.set(waiting=state.waiting - {event.node})
+        turn.discard("waiting", event.node)
     elif event.node in state.members and not _done(turn.state, event.node):
         lose_node(turn, event.node, "it stopped its workers after it had lost the coordinator")
         turn.set_node(event.node, connected=True, ready=True)
@@ -399,7 +414,7 @@ def on_tick(turn: Turn, event: inputs.Tick) -> None:
     policy.publish(turn)
     if turn.state.phase == s.PREPARING and turn.state.spec.snapshots:
         # A node outside the group may have disappeared, or the wait for it may be over.
-        formation.go_when_recorded(turn)
+        turn.go_soon()
     hang_watch.on_tick(turn)
 
 
@@ -424,7 +439,7 @@ def _keep_deadline(turn: Turn) -> None:
         _lose_the_stuck(turn)
     elif state.phase == s.PREPARING and not (state.port is not None and snapshots.leave_out_the_late(turn)):
         opener = formation.opener_of(state)
-        name = opener[0] if opener is not None else state.members[0]
+        name = opener[0] if opener is not None else next(iter(state.members))
         on_order_failed(turn, inputs.OrderFailed(name, state.generation, "it did not open the store in time"))
     elif state.phase == s.STARTING:
         stop_group(turn, StopCause.NODE_LOST)

@@ -30,7 +30,7 @@ def moved(before: Mapping[str, Any], ranks: Mapping[str, Any]) -> bool:
     steps = [rank.get("step") for rank in ranks.values()]
     if any(step is not None for step in steps):
         return steps != [before.get(name, {}).get("step") for name in ranks]
-    ages = [rank["last_output_age_s"] for rank in ranks.values() if rank["last_output_age_s"] is not None]
+    ages = [age for rank in ranks.values() if (age := rank.get("last_output_age_s")) is not None]
     return bool(ages) and min(ages) <= 2 * HEARTBEAT_S
 
 

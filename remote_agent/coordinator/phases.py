@@ -36,7 +36,8 @@ def note_running(turn: Turn) -> dict[str, Any]:
 
 def on_grouping(turn: Turn, event: inputs.Grouping) -> None:
     """Note that a rank waits in init_process_group for the others."""
-    turn.set(grouping=(turn.state.grouping | {event.rank}) - turn.state.grouped)
+    if event.rank not in turn.state.grouped:
+        turn.add("grouping", event.rank)
 
 
 def on_grouped(turn: Turn, event: inputs.Grouped) -> None:
@@ -48,7 +49,9 @@ def on_grouped(turn: Turn, event: inputs.Grouped) -> None:
     marks = dict(state.marks)
     for name, at in (("imports", returned - event.took), ("process_group", returned)):
         marks[name] = max(at, marks.get(name, at))
-    turn.set(grouping=state.grouping - {event.rank}, grouped=state.grouped | {event.rank}, marks=marks)
+    turn.set(marks=marks)
+    turn.discard("grouping", event.rank)
+    turn.add("grouped", event.rank)
     note_group(turn)
 
 
@@ -58,7 +61,7 @@ def note_group(turn: Turn) -> None:
     marks = state.marks
     if state.phase != s.RUNNING or {"process_group", "first_step"} & set(state.phases):
         return
-    if state.grouped and state.grouped >= set(state.ranks):
+    if len(state.grouped) >= len(state.ranks) > 0 and state.grouped >= state.ranks.keys():
         spans = (
             ("imports", marks["running"], marks["imports"]),
             ("process_group", max(marks["running"], marks["imports"]), marks["process_group"]),

@@ -261,7 +261,7 @@ def _form_again(turn: Turn) -> None:
 
 def succession(state: s.State) -> list[str]:
     """Return who may coordinate, in turn: the last group without removed nodes; before the first group, all nodes."""
-    group = state.members or tuple(state.nodes)
+    group = list(state.members or state.nodes)
     return [name for name in group if state.nodes[name].status not in ("removed", "failed")]
 
 

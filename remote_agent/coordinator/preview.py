@@ -33,7 +33,7 @@ class Preview(NamedTuple):
     @property
     def members(self) -> tuple[str, ...]:
         """The nodes of the next group in group rank order; none where no group can be formed."""
-        return self.after.members if self.after.phase in ACTIVE else ()
+        return tuple(self.after.members) if self.after.phase in ACTIVE else ()
 
 
 def preview(status: Status, op: str, names: Sequence[str]) -> Preview:
@@ -97,7 +97,7 @@ def _read_status(status: Status) -> s.State:
         nodes={str(node["name"]): _read_node(node, generation) for node in described},
         phase=phase,
         generation=generation,
-        members=members,
+        members=s.ranked(members),
         ranks=ranks,
         groups=(group,) if members else first(me, ""),
         ended=status["state"] if phase == s.ENDED else None,

@@ -96,6 +96,11 @@ class Tally:
         if newest > self.newest:
             self.newest, self.groups = newest, groups
 
+    def is_lost(self, waiting: Collection[str], dead: Collection[str] = ()) -> bool:
+        """Return whether there is no quorum even if all of these nodes give their votes, with journals like these."""
+        given = {name: group.members[name] for group in self.groups for name in waiting if name in group.members}
+        return bool(self.groups) and lacking(self.groups, {**given, **self.votes}, dead) is not None
+
     def lacking(self, dead: Collection[str] = ()) -> Group | None:
         """Return the first group of which the voters are not a quorum; None: the candidate is elected."""
         return lacking(self.groups, self.votes, dead)

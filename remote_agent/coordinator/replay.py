@@ -14,6 +14,7 @@ from remote_agent.coordinator import state as s
 from remote_agent.diagnose.incidents import after_event
 from remote_agent.snapshots.choice import Skipped
 from remote_agent.wire import FIRST_TERM, JobSpec, NodeSpec
+from remote_agent.wire.documents import time_ns
 from remote_agent.wire.events import EventType, StopCause, phases_of
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ def _node_cordoned(state: s.State, record: JournalEvent) -> s.State:
 
 
 def _generation_proposed(state: s.State, record: JournalEvent) -> s.State:
-    members = tuple(name for name in record["detail"]["members"] if name in state.nodes)
+    members = s.ranked(name for name in record["detail"]["members"] if name in state.nodes)
     for name in members:
         state = _with_node(state, name, status="running", reason=None)
     return replace(state, phase=s.PREPARING, generation=record["generation"], members=members, ranks={}, phases={})
@@ -177,6 +178,8 @@ def _generation_started(state: s.State, record: JournalEvent) -> s.State:
     for name, node in state.nodes.items():
         if node.status == "ready" and name not in names:
             state = _with_node(state, name, status="spare")
+        elif node.status == "removed" and name not in names and node.revoked_ns < node.removed_ns:
+            state = _with_node(state, name, revoked_ns=time_ns(record["time"]))
     for member in members:
         state = _with_node(state, member["node"], status="running", reason=None, nproc=member["nproc"])
         for local_rank in range(member["nproc"]):
@@ -186,7 +189,7 @@ def _generation_started(state: s.State, record: JournalEvent) -> s.State:
         state,
         phase=s.STARTING,
         generation=record["generation"],
-        members=tuple(member["node"] for member in members),
+        members=s.ranked(member["node"] for member in members),
         ranks=ranks,
         restarts=detail["restarts"],
         fingerprint=detail.get("fingerprint"),
@@ -272,7 +275,11 @@ FOLDS: dict[str, Callable[[s.State, JournalEvent], s.State]] = {
     EventType.NODE_LOST: _node_lost,
     EventType.NODE_FAILED: _node_lost,
     EventType.NODE_REMOVED: lambda state, record: _with_node(
-        state, str(record["node"]), status="removed", reason=record["detail"].get("reason")
+        state,
+        str(record["node"]),
+        status="removed",
+        reason=record["detail"].get("reason"),
+        removed_ns=time_ns(record["time"]),
     ),
     EventType.NODE_ADDED: _node_added,
     EventType.NODE_CORDONED: _node_cordoned,

@@ -6,7 +6,8 @@ In: nothing. Out: `State`, and the `Command` types that the shell carries out in
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 from remote_agent.snapshots.choice import NOTHING_SKIPPED, Skipped
@@ -70,6 +71,11 @@ class Node:
     """The disk of its agent: with another disk, its votes are lost."""
     leaves: bool = False
     """It was removed, and stays only until a group without it has formed."""
+    removed_ns: int = 0
+    """The time of day when it was removed last."""
+    revoked_ns: int = 0
+    """The time of day when a group without it was started for the first time since; certificates from before are void.
+    """
     cordoned: bool = False
     """An operator has cordoned it: it is not admitted to a group, but stays in its current one across restarts."""
     snapshots: tuple[SnapshotEntry, ...] = ()
@@ -101,7 +107,7 @@ class Watch:
     moved_at: float = 0.0
     """The time when a step, or where none is printed an output, was last seen."""
     asked_at: float = 0.0
-    asked: frozenset[str] = frozenset()
+    asked: AbstractSet[str] = frozenset()
     """Nodes whose pulses are outstanding."""
     before: Mapping[int, Pulse] = dataclasses.field(default_factory=dict)
     """By rank: the pulses of the last round."""
@@ -167,18 +173,18 @@ class State:
     nodes: Mapping[str, Node]
     phase: str = FORMING
     generation: int = -1
-    members: tuple[str, ...] = ()
-    """The nodes of the newest generation, in group rank order."""
+    members: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """The nodes of the newest generation, in order, each with its group rank."""
     ranks: Mapping[int, Rank] = dataclasses.field(default_factory=dict)
     restarts: int = 0
     """Failures charged to max_restarts."""
     deadline: float | None = None
-    waiting: frozenset[str] = frozenset()
+    waiting: AbstractSet[str] = frozenset()
     """Nodes that still have to answer in this phase."""
-    mains: frozenset[int] = frozenset()
-    grouping: frozenset[int] = frozenset()
+    mains: AbstractSet[int] = frozenset()
+    grouping: AbstractSet[int] = frozenset()
     """Ranks of the newest generation that have called init_process_group, which has not returned."""
-    grouped: frozenset[int] = frozenset()
+    grouped: AbstractSet[int] = frozenset()
     """Ranks of the newest generation whose init_process_group has returned."""
     phases: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """The phases of the newest generation's start so far, in milliseconds, as far as its ranks show them."""
@@ -228,7 +234,7 @@ class State:
     """The generation that ran when the tree was requested, until a later one makes a step; None: it is not new."""
     groups: Groups = ()
     """The groups that may have formed, on which the next one depends."""
-    recorded: frozenset[str] = frozenset()
+    recorded: AbstractSet[str] = frozenset()
     """Nodes that have the newest proposal on disk."""
     port: int | None = None
     """The port of the store of the group that is being prepared, once it is open; 0: the store is not ours."""
@@ -251,6 +257,11 @@ class State:
             numbers.setdefault(rank.node, []).append(rank.rank)
         return numbers
 
+    def is_revoked(self, name: str, issued_ns: int) -> bool:
+        """Return whether a node's certificate is void: it was issued before the job went on without the node."""
+        node = self.nodes.get(name)
+        return node is not None and issued_ns <= node.revoked_ns
+
     def disks(self, names: Collection[str]) -> Votes:
         """Return the disks of those nodes, as votes."""
         return {name: self.nodes[name].disk for name in names if name in self.nodes}
@@ -264,6 +275,11 @@ class State:
             for number, rank in self.ranks.items()
         }
         return dataclasses.replace(self, ranks=ranks)
+
+
+def ranked(names: Iterable[str]) -> dict[str, int]:
+    """Return the group rank of each of these nodes, which are in that order."""
+    return {name: place for place, name in enumerate(names)}
 
 
 @dataclasses.dataclass(frozen=True)

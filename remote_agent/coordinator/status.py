@@ -161,7 +161,13 @@ def _live(state: s.State, facts: NodeFacts) -> Mapping[str, RankFacts]:
 
 
 def _late_s(facts: NodeFacts, now: float | None) -> float:
+    """Return how long ago the steps of a node's ranks were reported."""
     return 0.0 if now is None else max(0.0, now - facts.get("heard_at", now))
+
+
+def _measured_s(facts: NodeFacts, now: float | None) -> float:
+    """Return how long ago all else of a node was reported."""
+    return 0.0 if now is None else max(0.0, now - facts.get("measured_at", now))
 
 
 def _position(state: s.State, live: RankFacts, late_s: float) -> float | None:
@@ -190,7 +196,7 @@ def _node(
     now: float | None,
 ) -> NodeStatus:
     live = _live(state, facts)
-    late_s = _late_s(facts, now)
+    late_s, measured_s = _late_s(facts, now), _measured_s(facts, now)
     return {
         "name": node.name,
         "address": node.spec.address,
@@ -199,16 +205,23 @@ def _node(
         "spare": node.spec.spare,
         "cordoned": node.cordoned,
         "lacks_tree": node.lacks,
-        "group_rank": state.members.index(node.name) if node.name in state.members and ranks else None,
-        "reason": node.reason or ("cordoned" if node.cordoned else None),
+        "group_rank": state.members.get(node.name) if ranks else None,
+        "reason": node.reason or _remark(node, facts.get("malformed")),
         "agent_pid": facts.get("agent_pid") if node.connected or node.name == state.me else None,
         "clock_offset_ms": facts.get("clock_offset_ms"),
         "clock_error_ms": facts.get("clock_error_ms"),
-        "vitals": _older_node(facts.get("vitals"), late_s),
+        "vitals": _older_node(facts.get("vitals"), measured_s),
         "start": None if node.cold is None else {"warm": not node.cold, "why": node.cold},
         "standby": facts.get("standby"),
-        "ranks": [_rank(state, rank, live.get(str(rank.rank), {}), median, late_s) for rank in ranks],
+        "ranks": [_rank(state, rank, live.get(str(rank.rank), {}), median, late_s, measured_s) for rank in ranks],
     }
+
+
+def _remark(node: s.Node, malformed: str | None) -> str | None:
+    """Return what is to be said of a node that has no other reason for its state."""
+    if malformed:
+        return f"malformed report: {malformed}"
+    return "cordoned" if node.cordoned else None
 
 
 def _older_node(vitals: NodeVitals | None, late_s: float) -> NodeVitals | None:
@@ -218,10 +231,12 @@ def _older_node(vitals: NodeVitals | None, late_s: float) -> NodeVitals | None:
 
 
 def _older(vitals: Vitals, late_s: float) -> Vitals:
-    return {**vitals, "age_s": round((vitals["age_s"] or 0.0) + late_s, 1)} if late_s else vitals
+    return {**vitals, "age_s": round((vitals.get("age_s") or 0.0) + late_s, 1)} if late_s else vitals
 
 
-def _rank(state: s.State, rank: s.Rank, live: RankFacts, median: float | None, late_s: float) -> RankStatus:
+def _rank(
+    state: s.State, rank: s.Rank, live: RankFacts, median: float | None, late_s: float, measured_s: float
+) -> RankStatus:
     age = live.get("last_output_age_s")
     age = None if age is None else round(age + late_s, 2)
     hang = state.watch.hang if state.phase == s.RUNNING else None
@@ -238,7 +253,7 @@ def _rank(state: s.State, rank: s.Rank, live: RankFacts, median: float | None, l
         "step": live.get("step"),
         "last_output_age_s": age,
         "progress": _progress(state, live, median, late_s),
-        "vitals": _older(vitals, late_s) if (vitals := live.get("vitals")) is not None else None,
+        "vitals": _older(vitals, measured_s) if (vitals := live.get("vitals")) is not None else None,
     }
 
 

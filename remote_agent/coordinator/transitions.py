@@ -6,7 +6,8 @@ In: a State and now. Out: the changed State and its commands.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from remote_agent.coordinator import state as s
 from remote_agent.coordinator.quorum import lacking
@@ -14,6 +15,7 @@ from remote_agent.diagnose.incidents import after_event, iso_time
 from remote_agent.wire.events import EventType, StopCause
 
 if TYPE_CHECKING:
+    from remote_agent.diagnose.hang.pulses import Pulse
     from remote_agent.wire.documents import RankExit
 
 # A node that is lost this often in this time is left out until an operator adds it again.
@@ -31,18 +33,40 @@ MAX_WARNINGS = 8
 KILL_GRACE_S = 0.0
 
 
+# Sets of the state that grow and shrink by one.
+Named = Literal["waiting", "recorded"]
+Numbered = Literal["mains", "grouping", "grouped"]
+
+
 class Turn:
-    """The coordinator's state during one event; only `step` makes one."""
+    """The coordinator's state during the events that are taken together; only `run` makes one.
+
+    A collection of the state is copied once, when a turn first changes it: a thousand nodes cost one copy.
+    """
 
     def __init__(self, state: s.State, now: float, wall_ns: int = 0) -> None:
         self.state = state
         self.now = now
         self.wall_ns = wall_ns
         self.commands: list[s.Command] = []
+        self.may_go = False
+        """Something has come for which the start of the group waited."""
+        self._copied: set[str] = set()
+        self._numbers: dict[str, list[int]] | None = None
+        """The numbers of the ranks of each node, once they are wanted."""
 
     def set(self, **changes: Any) -> None:
         """Change fields of the state."""
         self.state = dataclasses.replace(self.state, **changes)
+        self._copied.difference_update(changes)
+        self._numbers = None if "ranks" in changes else self._numbers
+
+    def _own(self, name: str, kind: type) -> Any:
+        """Return a collection of the state that belongs to this turn."""
+        if name not in self._copied:
+            self.state = dataclasses.replace(self.state, **{name: kind(getattr(self.state, name))})
+            self._copied.add(name)
+        return getattr(self.state, name)
 
     def node(self, name: str) -> s.Node:
         """Return a node that is known."""
@@ -50,8 +74,45 @@ class Turn:
 
     def set_node(self, name: str, **changes: Any) -> None:
         """Change fields of a node."""
-        changed = dataclasses.replace(self.state.nodes[name], **changes)
-        self.set(nodes={**self.state.nodes, name: changed})
+        self._own("nodes", dict)[name] = dataclasses.replace(self.state.nodes[name], **changes)
+
+    def set_rank(self, rank: s.Rank) -> None:
+        """Note what is known of a rank."""
+        if rank.rank not in self.state.ranks:
+            self._numbers = None
+        self._own("ranks", dict)[rank.rank] = rank
+
+    def kill_ranks(self, node: str) -> None:
+        """Note that the ranks of a node that still lived are dead."""
+        if self._numbers is None:
+            # Many nodes may be lost together.
+            self._numbers = self.state.ranks_per_node()
+        for number in self._numbers.get(node, ()):
+            rank = self.state.ranks[number]
+            if rank.state in ("starting", "running"):
+                self.set_rank(dataclasses.replace(rank, state="killed"))
+
+    def add_pulses(self, node: str, ranks: Mapping[int, Pulse]) -> None:
+        """Note a node's answer in this round of pulses."""
+        watch = self.state.watch
+        if "watch" not in self._copied:
+            watch = dataclasses.replace(watch, asked=set(watch.asked), now=dict(watch.now))
+            self.set(watch=watch)
+            self._copied.add("watch")
+        cast("set[str]", watch.asked).discard(node)
+        cast("dict[int, Pulse]", watch.now).update(ranks)
+
+    def add(self, field: Named | Numbered, *values: object) -> None:
+        """Add to a set of the state."""
+        self._own(field, set).update(values)
+
+    def discard(self, field: Named | Numbered, value: object) -> None:
+        """Take something out of a set of the state."""
+        self._own(field, set).discard(value)
+
+    def go_soon(self) -> None:
+        """Start the prepared group after the last event, if it waits for nothing else."""
+        self.may_go = True
 
     def mark(self, name: str) -> None:
         """Remember when a phase of the restart was reached."""
@@ -95,12 +156,12 @@ class Turn:
         failed = code != 0 and not ours
         outcome = "succeeded" if code == 0 else "failed" if failed else "killed"
         rank = s.Rank(number, node, int(ended["local_rank"] or 0), ended.get("pid"), outcome, code, signal)
-        self.set(ranks={**self.state.ranks, number: rank})
+        self.set_rank(rank)
         if code != 0:
-            self.set(exits={**self.state.exits, number: {**ended, "node": node}})
+            self._own("exits", dict)[number] = {**ended, "node": node}
         elif not ours:
             # If others fail later, this rank may have exited too early; its output does not matter.
-            self.set(exits={**self.state.exits, number: {**ended, "node": node, "error": None, "tail": "", "nccl": ""}})
+            self._own("exits", dict)[number] = {**ended, "node": node, "error": None, "tail": "", "nccl": ""}
         if failed:
             error = ended.get("error")
             self.emit(
@@ -206,7 +267,7 @@ def lose_node(turn: Turn, name: str, reason: str, *, status: str = "lost") -> No
         turn.set_node(name, connected=False, ready=False, running=None)
         if turn.state.phase == s.STOPPING:
             # It was already lost, but the stop still waited for it.
-            turn.set(waiting=turn.state.waiting - {name})
+            turn.discard("waiting", name)
         return
     losses = _with_loss(node.losses, turn.now, turn.state.spec.node_timeout)
     if len(losses) >= QUARANTINE_LOSSES and status == "lost":
@@ -228,8 +289,8 @@ def lose_node(turn: Turn, name: str, reason: str, *, status: str = "lost") -> No
         return
     if status != "removed":
         turn.set(lost={**state.lost, name: (alive_ns, reason)})
-    turn.state = turn.state.with_killed(name)
+    turn.kill_ranks(name)
     if state.phase != s.STOPPING:
         stop_group(turn, StopCause.NODE_LOST)
         return
-    turn.set(waiting=state.waiting - {name})
+    turn.discard("waiting", name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Awaitable, Callable, Collection
 from typing import TYPE_CHECKING, Protocol, Union
 
@@ -27,6 +28,14 @@ log = logging.getLogger(__name__)
 
 SUCCESSOR_PAUSES_S = (0.1, 0.3, 1.0, 2.0)
 ELECTION_PAUSE_S = 1.0
+# Who looks for a coordinator asks this many others at a time, chosen by chance: asking all takes a thousand nodes a
+# million handshakes a round.
+ASKED_AROUND = 8
+# A candidate that has asked us keeps others that come after it in the succession waiting for this long, once.
+FIRST_S = 3.0
+# What looks lost is given up once no answer has come for this long: one with a newer journal may still change it, and a
+# host without power answers nothing for seconds.
+LOST_S = 1.0
 PeerRequest = Callable[[str, "Channel | None", Args], Awaitable[Union[Answer, Items]]]
 """Answers one request of another agent: its node, the connection, the arguments."""
 
@@ -61,6 +70,9 @@ class Election:
         self._running: asyncio.Task[None] | None = None
         self._not_before = 0.0
         self._refusal = ""
+        self._stood: dict[str, float] = {}
+        """Who has asked whether it would get our vote, and when first."""
+        ballot.on_change(lambda _coordinator: self._stood.clear())
         self.requests: dict[str, PeerRequest] = {
             "vote": self._on_vote,
             "who": self._on_who,
@@ -83,6 +95,7 @@ class Election:
         # The nodes that are connected to us follow us.
         known = self._role.connected
         others = [name for name in self._peers.members if name not in {self._me, view.coordinator, *known}]
+        others = random.sample(others, min(ASKED_AROUND, len(others)))
         question = {"term": view.term, "where": self._peers.members.get(self._me)}
         asking = [self._peers.ask(name, "who", question) for name in others]
         for answer in await asyncio.gather(self._ask_endpoint(known), *asking):
@@ -129,13 +142,13 @@ class Election:
         if running or now <= self._not_before or not member.leaderless(view, now):
             return
         candidates = [name for name in self._succession() if name != view.coordinator]
-        if member.election_due(view, candidates, now):
+        if member.election_due(view, candidates, now) and not self._first_before(self._me, now):
             self._running = self._tasks.spawn(self._try(), "election")
 
     async def _try(self) -> None:
         """Ask for votes; without them not again for a while, and not in step with another candidate."""
         order = self._succession()
-        place = 1 + (order.index(self._me) if self._me in order else 0)
+        place = order.index(self._me) if self._me in order else 0
         try:
             refusal = await self.stand()
             if refusal:
@@ -145,7 +158,7 @@ class Election:
                 log.info("not elected: %s", refusal)
             self._refusal = refusal
         finally:
-            self._not_before = clocks.now() + ELECTION_PAUSE_S * place
+            self._not_before = clocks.now() + ELECTION_PAUSE_S + member.stagger_s(place)
 
     async def stand(self, force: bool = False, given_up: Collection[str] = ()) -> str:
         """Ask for votes and take the role with enough of them; returns "" or why not.
@@ -241,16 +254,23 @@ class Election:
         try:
             # A host without power answers nothing for seconds: a quorum does not wait for it.
             while waiting and tally.lacking(given_up) is not None:
-                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                is_lost = tally.is_lost([asked[task] for task in waiting], given_up)
+                done, waiting = await asyncio.wait(
+                    waiting, timeout=LOST_S if is_lost else None, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not done:
+                    break
                 for task in done:
-                    answer = task.result()
+                    answer, name = task.result(), asked[task]
                     if not answer or not answer["granted"]:
-                        refused.append(f"{asked[task]}: {answer['reason'] if answer else 'no answer'}")
+                        refused.append(f"{name}: {answer['reason'] if answer else 'no answer'}")
+                        continue
+                    if answer["newest"][0] >= term:
+                        refused.append(f"{name}: its journal is of term {answer['newest'][0]}")
                         continue
                     granted.append(answer)
                     groups = tuple(quorum.Group.from_json(group) for group in answer["groups"])
-                    newest = int(answer["newest"][0]), int(answer["newest"][1])
-                    tally.add(asked[task], str(answer["disk"]), newest, groups)
+                    tally.add(name, answer["disk"], tuple(answer["newest"]), groups)
         finally:
             for task in waiting:
                 task.cancel()
@@ -278,6 +298,9 @@ class Election:
     async def _answer_candidate(self, args: Args) -> Items:
         """Answer a request for a vote, with the groups of our journal; a granted one also with its newer records."""
         refusal = f"{self._me} is the coordinator" if self._is_coordinator() else ""
+        if not refusal and args["sounding"]:
+            first = self._first_before(args["candidate"], clocks.now())
+            refusal = f"{first} asks too, and comes first" if first else ""
         if not refusal:
             refusal = await self._ballot.vote(int(args["term"]), str(args["candidate"]), sounding=args["sounding"])
         answer = {"granted": not refusal, "reason": refusal, "disk": self._ballot.disk}
@@ -295,6 +318,17 @@ class Election:
             records = []
         for chunk in chunks(records):
             yield Answer({**answer, "reset": reset, "records": chunk})
+
+    def _first_before(self, candidate: str, now: float) -> str:
+        """Return who has asked us a moment ago and comes before a candidate in the succession, "" for nobody.
+
+        Without this, many candidates that begin together would share the votes. It is no promise: those are the votes.
+        """
+        places = {name: place for place, name in enumerate(self._succession())}
+        recent = [name for name, at in self._stood.items() if now - at < FIRST_S and name in places]
+        first = min(recent, key=places.__getitem__, default="")
+        self._stood.setdefault(candidate, now)
+        return first if first and places[first] < places.get(candidate, len(places)) else ""
 
     def _is_coordinator(self) -> bool:
         """Return whether this node is the coordinator, and has not named a successor."""

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from remote_agent.base.ports import bind, listening
 from remote_agent.base.tasks import Tasks
-from remote_agent.election.peers import peer_name, tls_context
+from remote_agent.election.peers import Certified, Tls, certified
 
 if TYPE_CHECKING:
     from remote_agent.base.paths import JobFiles
@@ -35,11 +35,11 @@ LEAST_S = 0.1
 # Each node has slots of its own besides these for strangers, because all nodes may connect at once.
 STRANGERS = 16
 # A node connects to the coordinator, asks, requests a vote, announces; it takes a snapshot (two), and the last output
-# of ranks.
-PER_NODE = 7
+# of ranks; it looks for an operator.
+PER_NODE = 8
 # The pause before accepting again when the machine has no descriptor or memory for a connection.
 EXHAUSTED_S = 1.0
-Accepted = Callable[[str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+Accepted = Callable[[Certified, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 class _TimedReader(asyncio.StreamReader):
@@ -63,9 +63,8 @@ class Listener:
         Raises OSError.
         """
         self._sock = sock
-        self._files = files
-        self._read_at = files.ca.stat()
-        self._context = tls_context(files, ssl.Purpose.CLIENT_AUTH)
+        self._tls = Tls(files, ssl.Purpose.CLIENT_AUTH)
+        self._tls.context()
         self._nodes = nodes
         self._accepted = accepted
         self._loop = asyncio.get_running_loop()
@@ -143,7 +142,7 @@ class Listener:
         finally:
             self._strangers.pop(sock, None)
         self._proven.add(address)
-        await self._serve(peer_name(writer), reader, writer)
+        await self._serve(certified(writer.get_extra_info("peercert")), reader, writer)
 
     async def _shake_hands(self, sock: socket.socket) -> tuple[asyncio.StreamWriter, _TimedReader]:
         """Return a connection whose other side has proved to be of this job; raises OSError, asyncio.TimeoutError."""
@@ -153,7 +152,7 @@ class Listener:
         try:
             # The buffers of TLS take 300 KB, so they are allocated only once the other side has sent something.
             await asyncio.wait_for(self._await_bytes(sock), HANDSHAKE_S)
-            context = self._current_context()
+            context = self._tls.context()
         except BaseException:
             sock.close()
             raise
@@ -162,13 +161,6 @@ class Listener:
             lambda: protocol, sock, ssl=context, ssl_handshake_timeout=rest_s
         )
         return asyncio.StreamWriter(transport, protocol, reader, self._loop), reader
-
-    def _current_context(self) -> ssl.SSLContext:
-        """Return the authorities that this node trusts; operators add some while the agent runs."""
-        now = self._files.ca.stat()
-        if (now.st_ino, now.st_mtime_ns) != (self._read_at.st_ino, self._read_at.st_mtime_ns):
-            self._context, self._read_at = tls_context(self._files, ssl.Purpose.CLIENT_AUTH), now
-        return self._context
 
     async def _await_bytes(self, sock: socket.socket) -> None:
         """Wait until the other side has sent something; raises ConnectionResetError if it has closed instead."""
@@ -181,17 +173,17 @@ class Listener:
         if not sock.recv(1, socket.MSG_PEEK):
             raise ConnectionResetError
 
-    async def _serve(self, name: str, reader: _TimedReader, writer: asyncio.StreamWriter) -> None:
-        links = self._links[name]
+    async def _serve(self, peer: Certified, reader: _TimedReader, writer: asyncio.StreamWriter) -> None:
+        links = self._links[peer.name]
         if len(links) >= PER_NODE:
             # The other side may have lost it without a trace.
             silent = min(links, key=lambda one: links[one].heard_at)
             silent.transport.abort()
         links[writer] = reader
         try:
-            await self._accepted(name, reader, writer)
+            await self._accepted(peer, reader, writer)
         except OSError as error:
-            log.info("the connection of %s ended: %s", name, error)
+            log.info("the connection of %s ended: %s", peer.name, error)
         finally:
             del links[writer]
             writer.close()

@@ -11,14 +11,19 @@ node_timeout.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 from remote_agent.wire import leases
 
 # The workers of an agent that died are gone within this time (its engine sees the end of its pipe).
 DEAD_MARGIN_S = 2.5
-# Candidates ask one after the other, so that the first in order usually finds no rival.
-STAGGER_S = 2.0
+# Candidates ask one after the other, so that the first in order usually finds no rival: the second after this time. If
+# many in a row are gone, the others wait longer by the logarithm of their number only.
+STAGGER_S = 1.0
+# A term grows by one with each election. A node that was away for long has missed many, but never as many as this: a
+# higher term is a mistake or an attack, and nobody could follow it with another.
+MAX_TERM_JUMP = 1_000_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,11 +50,23 @@ def accept(member: Member, term: int, coordinator: str, now: float) -> tuple[Mem
     """Follow a coordinator unless its term is older than ours; two of one term cannot both have a quorum."""
     if term < member.term or (term == member.term and member.coordinator not in (None, coordinator)):
         return member, False
+    if is_too_high(member, term):
+        return member, False
     voted = member.voted if term == member.term else None
     changed = dataclasses.replace(
         member, term=term, voted=voted, coordinator=coordinator, contact=now, dead_since=None, successor=None
     )
     return changed, True
+
+
+def is_too_high(member: Member, term: int) -> bool:
+    """Return whether no job can have come to that term since we last heard of it."""
+    return term > member.term + MAX_TERM_JUMP
+
+
+def stagger_s(place: int) -> float:
+    """Return for how long the candidate at that place of the succession lets those before it go first."""
+    return STAGGER_S * math.log2(1 + place)
 
 
 def is_news(member: Member, term: int, coordinator: str) -> bool:
@@ -92,13 +109,15 @@ def election_due(member: Member, order: list[str], now: float) -> bool:
     start = member.contact + leases.LEASE * member.node_timeout
     if member.dead_since is not None:
         start = min(start, member.dead_since + DEAD_MARGIN_S)
-    return now > start + STAGGER_S * order.index(member.me)
+    return now > start + stagger_s(order.index(member.me))
 
 
 def vote(member: Member, term: int, candidate: str, now: float) -> tuple[Member, str]:
     """Grant a vote, at most one a term; returns "" or why not."""
     if term < member.term or (term == member.term and member.voted not in (None, candidate)):
         return member, f"term {term} is over: {member.me} is in term {member.term}"
+    if is_too_high(member, term):
+        return member, f"{member.me} is in term {member.term}, and term {term} cannot follow"
     if term == member.term and member.coordinator is not None:
         return member, f"{member.coordinator} is the coordinator of term {term}"
     in_charge = member.coordinator is not None and not leaderless(member, now)

@@ -12,12 +12,14 @@ import json
 import logging
 import socket
 import ssl
-from collections.abc import Container, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Container, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from remote_agent.base.files import atomic_write, read_json
-from remote_agent.wire import CallFailed, Channel, Handler, Items, WireError, split_endpoint
+from remote_agent.wire import CallFailed, Channel, Handler, Items, ProtocolError, WireError, split_endpoint
+from remote_agent.wire.agents import read_answer
 from remote_agent.wire.channel import refuse
+from remote_agent.wire.gate import Misfit
 
 if TYPE_CHECKING:
     from remote_agent.base.paths import JobFiles
@@ -28,6 +30,10 @@ log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 5.0
 ASK_TIMEOUT_S = 5.0
+# This many other nodes are asked at once: a handshake takes a millisecond or two of this node's processor.
+MAX_ASKED = 256
+# The bits of a certificate's serial number below the time at which it was issued.
+SERIAL_BITS = 64
 
 
 class PeerRefused(Exception):
@@ -41,7 +47,18 @@ class PeerUnreachable(Exception):
 class Peers:
     """The agents of one job, as this node knows them."""
 
-    def __init__(self, files: JobFiles, node: str, endpoint: str, tasks: Tasks) -> None:
+    def __init__(
+        self,
+        files: JobFiles,
+        node: str,
+        endpoint: str,
+        tasks: Tasks,
+        is_revoked: Callable[[str, int], bool] = lambda _name, _issued_ns: False,
+    ) -> None:
+        """Begin with the addresses on the disk; `is_revoked` says whether a node's certificate of a time is void."""
+        self._tls = Tls(files)
+        self.is_revoked = is_revoked
+        self._asked = asyncio.Semaphore(MAX_ASKED)
         self._files = files
         self._node = node
         self.endpoint = endpoint
@@ -73,7 +90,7 @@ class Peers:
             self._certain.update({name: dict(where) for name, where in members.items()})
         # Others may have stale facts about this node's own agent, from before its last start.
         self.members.update({**{name: dict(where) for name, where in members.items()}, **self._own})
-        if self.members != self._written and not self._writing:
+        if not self._writing and self.members != self._written:
             self._writing = True
             self._tasks.spawn(self._write(), "write the members")
 
@@ -93,7 +110,7 @@ class Peers:
         """Return a channel to a node of which the address is known; raises PeerRefused, PeerUnreachable."""
         where = self.members[node]
         try:
-            channel = await connect(self._files, node, where["address"], int(where["port"]), handler)
+            channel = await self._dial(node, where["address"], int(where["port"]), handler)
         except PeerRefused as error:
             if self._certain.get(node) != where:
                 raise PeerUnreachable(f"{error}, at the address that other nodes reported") from error
@@ -110,13 +127,12 @@ class Peers:
         there = f"{node} ({where['address']}:{where['port']})"
         try:
             # Host names are not checked, because names of nodes are not host names.
-            context = tls_context(self._files, ssl.Purpose.SERVER_AUTH)
-            context.check_hostname = False
+            context = self._tls.context()
             plain = socket.create_connection((where["address"], int(where["port"])), CONNECT_TIMEOUT_S)
             sock = context.wrap_socket(plain)
         except OSError as error:
             raise PeerUnreachable(f"{there}: {error}") from error
-        if certified_name(sock.getpeercert() or {}) != node:
+        if self._certified(sock.getpeercert()).name != node:
             sock.close()
             raise PeerUnreachable(f"{there}: another node answers")
         sock.settimeout(timeout_s)
@@ -133,7 +149,8 @@ class Peers:
         if where is None or node == self._node:
             return None
         try:
-            return await self._ask_at(node, where["address"], int(where["port"]), op, args)
+            async with self._asked:
+                return await self._ask_at(node, where["address"], int(where["port"]), op, args)
         except (PeerRefused, PeerUnreachable):
             return None
 
@@ -151,17 +168,29 @@ class Peers:
             return None, f"{error} (another key or another --rdzv-id there)" if foreign else str(error)
 
     async def _ask_at(self, node: str, address: str, port: int, op: str, args: Args) -> Args | None:
-        channel = await connect(self._files, node, address, port, refuse)
+        channel = await self._dial(node, address, port, refuse)
         running = asyncio.ensure_future(channel.run())
         try:
-            return await asyncio.wait_for(_join_pieces(channel.stream(op, args)), ASK_TIMEOUT_S)
-        except (WireError, CallFailed, asyncio.TimeoutError) as error:
+            answer = await asyncio.wait_for(_join_pieces(channel.stream(op, args)), ASK_TIMEOUT_S)
+            return read_answer(op, answer)
+        except (WireError, CallFailed, Misfit, asyncio.TimeoutError) as error:
             log.info("%s to %s: %s", op, node or "the endpoint", error)
             return None
         finally:
             # close() would wait for a host without power.
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
+
+    async def _dial(self, node: str, address: str, port: int, handler: Handler) -> Channel:
+        """Return a channel to a node ("": any node of this job); raises PeerRefused, PeerUnreachable."""
+        return await connect(self._tls, node, address, port, handler, self._certified)
+
+    def _certified(self, certificate: Mapping[str, Any] | None) -> Certified:
+        """Return whom a certificate names; raises PeerUnreachable where it is void."""
+        known = certified(certificate)
+        if self.is_revoked(*known):
+            raise PeerUnreachable(f"{known.name} was removed from the job")
+        return known
 
 
 async def _join_pieces(pieces: Items) -> Args:
@@ -171,54 +200,83 @@ async def _join_pieces(pieces: Items) -> Args:
     try:
         async for piece in pieces:
             whole.update(piece.data)
-            records += piece.data.get("records", ())
+            more = piece.data.get("records", [])
+            if not isinstance(more, list):
+                raise ProtocolError("records is not a list")
+            records += more
     finally:
         await pieces.aclose()
     return {**whole, "records": records}
 
 
-def tls_context(files: JobFiles, side: ssl.Purpose) -> ssl.SSLContext:
-    """Return a TLS context with this node's certificate and key and the authorities that it trusts; raises OSError."""
-    context = ssl.create_default_context(side, cafile=str(files.ca))
-    context.load_cert_chain(str(files.cert), str(files.key))
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.verify_mode = ssl.CERT_REQUIRED
-    return context
+class Tls:
+    """A TLS context with this node's certificate and key and the authorities that it trusts."""
+
+    def __init__(self, files: JobFiles, side: ssl.Purpose = ssl.Purpose.SERVER_AUTH) -> None:
+        self._files, self._side = files, side
+        self._context: ssl.SSLContext | None = None
+        self._read_at = (0, 0)
+
+    def context(self) -> ssl.SSLContext:
+        """Return the context, read anew where operators have added authorities meanwhile; raises OSError."""
+        files = self._files
+        now = files.ca.stat()
+        if self._context is None or (now.st_ino, now.st_mtime_ns) != self._read_at:
+            context = ssl.create_default_context(self._side, cafile=str(files.ca))
+            context.load_cert_chain(str(files.cert), str(files.key))
+            context.minimum_version = ssl.TLSVersion.TLSv1_3
+            # Names of nodes are not host names (10.0.0.7 is one): we compare them ourselves.
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_REQUIRED
+            self._context, self._read_at = context, (now.st_ino, now.st_mtime_ns)
+        return self._context
 
 
-def peer_name(writer: asyncio.StreamWriter) -> str:
-    """Return the node name in the other side's certificate, "" when there is none."""
-    return certified_name(writer.get_extra_info("peercert") or {})
+class Certified(NamedTuple):
+    """Whom a certificate names, and since when."""
+
+    name: str
+    """"" where there is no certificate."""
+    issued_ns: int
 
 
-def certified_name(certificate: Mapping[str, Any]) -> str:
-    """Return the node name in a certificate, "" when there is none."""
-    names = [value for kind, value in certificate.get("subjectAltName", ()) if kind == "DNS"]
-    return names[0] if names else ""
+def certified(certificate: Mapping[str, Any] | None) -> Certified:
+    """Return whom a certificate names, as `ssl` describes it; its serial number begins with the time of its issue."""
+    known = certificate or {}
+    names = [value for kind, value in known.get("subjectAltName", ()) if kind == "DNS"]
+    return Certified(names[0] if names else "", int(known.get("serialNumber", "0"), 16) >> SERIAL_BITS)
 
 
-async def connect(files: JobFiles, node: str, address: str, port: int, handler: Handler) -> Channel:
+async def connect(
+    tls: Tls,
+    node: str,
+    address: str,
+    port: int,
+    handler: Handler,
+    read: Callable[[Mapping[str, Any] | None], Certified] = certified,
+) -> Channel:
     """Return a channel to a node ("": any node of this job); the caller runs it.
 
-    Raises PeerRefused, PeerUnreachable.
+    Raises PeerRefused, PeerUnreachable, and what `read` raises for the certificate there.
     """
     there = f"{node} ({address}:{port})" if node else f"{address}:{port}"
     try:
-        context = tls_context(files, ssl.Purpose.SERVER_AUTH)
-        # Names of nodes are not host names (10.0.0.7 is one): we compare them ourselves.
-        context.check_hostname = False
         reader, writer = await asyncio.wait_for(
-            asyncio.open_connection(address, port, ssl=context, server_hostname=""), CONNECT_TIMEOUT_S
+            asyncio.open_connection(address, port, ssl=tls.context(), server_hostname=""), CONNECT_TIMEOUT_S
         )
     except ConnectionRefusedError as error:
         raise PeerRefused(f"{there}: {error}") from error
     except (OSError, ssl.SSLError, asyncio.TimeoutError) as error:
         raise PeerUnreachable(f"{there}: {str(error) or 'no answer'}") from error
-    if node and peer_name(writer) != node:
+    try:
+        name = read(writer.get_extra_info("peercert")).name
+        if node and name != node:
+            raise PeerUnreachable(f"{address}:{port} is {name or 'no agent of this job'}, not {node}")
+    except PeerUnreachable:
         writer.close()
         with contextlib.suppress(OSError, asyncio.TimeoutError):
             await asyncio.wait_for(writer.wait_closed(), 1.0)
-        raise PeerUnreachable(f"{address}:{port} is {peer_name(writer) or 'no agent of this job'}, not {node}")
+        raise
     return Channel(reader, writer, handler)
 
 

@@ -224,6 +224,18 @@ class Channel:
         """Send a request without an answer; raises ChannelClosed."""
         await self._send({"op": op, "args": args or {}})
 
+    async def send_encoded(self, frame: bytes) -> None:
+        """Send a frame that `encode` has made, for several connections; raises ChannelClosed."""
+        async with self._write_lock:
+            if self._closing or self.closed.is_set():
+                # A TLS transport that was closed twice raises AttributeError.
+                raise ChannelClosed("the connection is closed")
+            try:
+                self._writer.write(frame)
+                await self._writer.drain()
+            except (ConnectionError, OSError, RuntimeError) as error:
+                raise ChannelClosed(f"the connection is closed: {error}") from error
+
     async def close(self) -> None:
         """Close the connection and wait until `run` returns, if it is running."""
         self._closing = True
@@ -243,15 +255,7 @@ class Channel:
     async def _send(self, header: Mapping[str, object], body: bytes = b"") -> int:
         """Send a frame and return its cost at the other side; raises ProtocolError, ChannelClosed."""
         data, size = encode_sized(header, body)
-        async with self._write_lock:
-            if self._closing or self.closed.is_set():
-                # A TLS transport that was closed twice raises AttributeError.
-                raise ChannelClosed("the connection is closed")
-            try:
-                self._writer.write(data)
-                await self._writer.drain()
-            except (ConnectionError, OSError, RuntimeError) as error:
-                raise ChannelClosed(f"the connection is closed: {error}") from error
+        await self.send_encoded(data)
         return cost_of(size)
 
     async def _dispatch(self, frame: Frame) -> None:

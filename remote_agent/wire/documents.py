@@ -50,6 +50,12 @@ def moment(value: object) -> str:
     return time
 
 
+def time_ns(time: str) -> int:
+    """Return the nanoseconds since the epoch of a time of a document, to its millisecond."""
+    stamp = datetime.datetime.fromisoformat(time.replace("Z", "+00:00"))
+    return round(stamp.timestamp() * 1000) * 1_000_000
+
+
 # JSON has no such numbers, so a rank's figures have them as words.
 NOT_FINITE = ("nan", "-nan", "inf", "-inf")
 
@@ -64,6 +70,19 @@ def _measured(value: object) -> Optional[float]:
 def _figure(value: object) -> Union[float, str, None]:
     """Return what a rank printed, a number or a word of NOT_FINITE; raises Misfit."""
     return text(value) if value in NOT_FINITE else _measured(value)
+
+
+def by_rank(kind: Any) -> Shape:
+    """Return the shape of an object with values of that type by rank, whose keys are decimal numbers."""
+
+    def read(value: object) -> dict[str, Any]:
+        values: dict[str, Any] = shape(dict[str, kind])(value)
+        for rank in values:
+            if not (rank.isascii() and rank.isdecimal() and len(rank) < 8 and int(rank) < MAX_RANKS):
+                raise Misfit(f"{rank[:20]} is not a rank")
+        return values
+
+    return read
 
 
 Count = Annotated[int, whole(0)]
@@ -212,6 +231,8 @@ AskedDetail = TypedDict("AskedDetail", {"operator": Optional[str], "reason": Opt
 _NodeReady = TypedDict("_NodeReady", {"nproc": RankNumber})
 _NodeLost = TypedDict("_NodeLost", {"status": str})
 StartFacts = TypedDict("StartFacts", {"warm": bool, "why": str})
+GenerationProposedDetail = TypedDict("GenerationProposedDetail", {"members": dict[str, str], "disk": str})
+"""The disk of each member, and of the coordinator."""
 GroupMember = TypedDict("GroupMember", {"node": Name, "base_rank": RankNumber, "nproc": RankNumber})
 Meeting = TypedDict("Meeting", {"backend": str, "endpoint": str, "run_id": str})
 
@@ -414,6 +435,7 @@ _DETAILS: Mapping[str, Shape] = {
     EventType.NODE_UNCORDONED: _CORDONED,
     EventType.COORDINATOR_CHANGED: _detail(CoordinatorChangedDetail),
     EventType.QUORUM_LOST: _detail(QuorumLostDetail),
+    EventType.GENERATION_PROPOSED: _detail(GenerationProposedDetail),
     EventType.GENERATION_STARTED: _detail(GenerationStartedDetail),
     EventType.RANKS_ASSIGNED: _detail(RanksAssignedDetail),
     EventType.GENERATION_RUNNING: _detail(GenerationRunningDetail, **_PHASES),
@@ -548,33 +570,47 @@ class NodeStatus(_NodeStatus, total=False):
     ranks: list[RankStatus]
 
 
+_DECIMAL = re.compile(r"[+-]?\d{1,15}(?:\.\d{1,15})?(?:[eE][+-]?\d{1,3})?")
+
+
+def _decimal(value: object) -> str:
+    """Return the text of a decimal number, as a rank has printed it; raises Misfit."""
+    if _DECIMAL.fullmatch(text(value)) is None:
+        raise Misfit("is not a number")
+    return text(value)
+
+
 class RankFacts(TypedDict, total=False):
     """What an agent reports of a rank with its heartbeat."""
 
     step: Optional[int]
     last_output_age_s: Optional[float]
+    first_step_age_s: Optional[float]
+    warning: Optional[str]
+    losses: list[Annotated[list[Any], row(int, Annotated[str, _decimal])]]
+    """Step and loss of some steps since the last heartbeat."""
     progress: Optional[RankProgress]
     vitals: Optional[RankVitals]
 
 
-ErrorDocument = TypedDict("ErrorDocument", {"message": str, "callstack": Optional[str], "timestamp_ns": int})
+ErrorDocument = TypedDict("ErrorDocument", {"message": str, "callstack": Optional[str], "timestamp_ns": TimeNs})
 LastLine = TypedDict("LastLine", {"text": str, "line": Optional[int]})
 
 
 class RankExit(TypedDict, total=False):
     """How a rank ended, as its engine reports it, and what it left."""
 
-    rank: int
-    local_rank: Optional[int]
+    rank: RankNumber
+    local_rank: Optional[RankNumber]
     pid: Optional[int]
-    code: Optional[int]
+    code: Optional[ExitCode]
     """Exit status; None when a signal ended it."""
     signal: Optional[str]
     core: bool
-    t_ns: Optional[int]
-    over_ns: Optional[int]
+    t_ns: Optional[TimeNs]
+    over_ns: Optional[TimeNs]
     """The time when its script was over."""
-    asked_ns: Optional[int]
+    asked_ns: Optional[TimeNs]
     """The time when we asked it to end."""
     sent: Optional[str]
     stopped_by_us: bool
@@ -591,17 +627,34 @@ class RankExit(TypedDict, total=False):
     clock_error_ns: int
 
 
-class NodeFacts(TypedDict, total=False):
-    """What an agent reports of its node with its heartbeat; `heard_at`: when, by the coordinator's clock."""
+class NodeReport(TypedDict, total=False):
+    """What an agent reports of its node with its heartbeat."""
 
     generation: GenerationNumber
     agent_pid: Optional[int]
-    clock_offset_ms: Optional[float]
-    clock_error_ms: Optional[float]
     vitals: Optional[NodeVitals]
     standby: Optional[StandbyStatus]
-    ranks: dict[str, RankFacts]
+    ranks: Annotated[dict[str, RankFacts], by_rank(RankFacts)]
+    snapshots: list[SnapshotEntry]
+
+
+class NodeFacts(NodeReport, total=False):
+    """What the coordinator knows of a node; heard_at: when it was reported, by the coordinator's clock."""
+
+    clock_offset_ms: Optional[float]
+    clock_error_ms: Optional[float]
     heard_at: float
+    measured_at: float
+    """When all of it was reported: of a large job, most heartbeats have steps only."""
+    malformed: str
+    """What its newest report has that no report of ours has; its facts are the last ones that could be read."""
+
+
+read_node_report = reader(NodeReport, "generation", "ranks")
+_STEP = Annotated[list[Any], row(Optional[int], Optional[float])]
+Steps = TypedDict("Steps", {"generation": GenerationNumber, "ranks": Annotated[dict[str, list[Any]], by_rank(_STEP)]})
+"""By rank: its step, and the age of its last output."""
+read_steps = reader(Steps)
 
 
 class JobWarning(TypedDict):

@@ -4,7 +4,7 @@ In: JSON text, or what was parsed from it; the type that it should have. Out: va
 the field, for everything else, so that the code behind the gate needs no checks.
 
 The type of a document is a TypedDict, so that mypy checks its readers against the same declaration. Its fields are
-str, int, float, bool, Any (what nobody reads), list[…], dict[str, …], Optional[…], another TypedDict, or
+str, int, float, bool, Any (what nobody reads), list[…], tuple[…], dict[str, …], Optional[…], another TypedDict, or
 `Annotated[type, shape]`. A shape is a function that returns its argument, or raises Misfit. Texts come out without lone
 surrogates, numbers are finite and fit into 64 bits, nothing is nested deeper than MAX_DEPTH.
 """
@@ -108,7 +108,7 @@ def row(*kinds: Any) -> Shape:
     shapes: list[Shape] = []
 
     def read(value: object) -> list[Any]:
-        if not isinstance(value, list) or len(value) != len(kinds):
+        if not isinstance(value, (list, tuple)) or len(value) != len(kinds):
             raise Misfit(f"is not a list of {len(kinds)} values")
         if not shapes:
             # The list is filled in one step because another thread may read it.
@@ -185,6 +185,8 @@ def _shape(kind: Any) -> Shape:
         return own
     if origin is list:
         return _each(shape(args[0]))
+    if origin is tuple:
+        return row(*args)
     if origin is dict and args[0] is str:
         return _by_name(shape(args[1]))
     if hasattr(kind, "__required_keys__"):

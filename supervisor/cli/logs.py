@@ -130,7 +130,7 @@ async def _put_all(writer: Writer, pieces: AsyncGenerator[bytes, None]) -> None:
 
 async def _raw(session: Session, options: argparse.Namespace, writer: Writer) -> None:
     stream, rank = options.stream or "stdout", options.rank[0]
-    nodes = [options.node] if options.node else None
+    nodes = _nodes(session, options)
     matching = [
         file
         for file in await log_files.files(session, nodes)
@@ -152,6 +152,13 @@ async def _raw(session: Session, options: argparse.Namespace, writer: Writer) ->
 # --- lines
 
 
+def _nodes(session: Session, options: argparse.Namespace) -> list[str] | None:
+    """Return the hosts that are asked, None for all; a rank that is followed may move to another one."""
+    if options.node:
+        return [options.node]
+    return None if options.follow or options.generation is not None else log_files.hosts_of(session, options.rank)
+
+
 def _check_exists(files: list[LogFileEntry], generation: Any, ranks: Sequence[int] | None) -> None:
     """Raise RequestFailed for a generation or a rank that left no file."""
     present = {int(file["rank"]) for file in files if generation in (None, "all", file["generation"])}
@@ -170,7 +177,7 @@ def _say_apart() -> None:
 
 
 async def _lines(session: Session, options: argparse.Namespace, writer: Writer) -> None:
-    selection = selection_of(options)
+    selection = dataclasses.replace(selection_of(options), nodes=_nodes(session, options))
     stream_filter = StreamFilter(selection.streams, _say_apart)
     files = await log_files.files(session, None if options.follow else selection.nodes)
     newest = log_files.newest(files)

@@ -265,13 +265,17 @@ async def settle(session: Session, nodes: Sequence[str] | None = None) -> None:
     """
     from remote_agent.wire.events import NodeState
 
-    if not await session.settle(nodes, LATE_GRACE):
+    is_spared = bool(session.spared)
+    if not await session.settle(nodes, LATE_GRACE) and not is_spared:
         return
     status: Status = await session.call("status")
+    # It says which hosts others can be asked about.
+    session.set_status(status)
     out = (NodeState.LOST, NodeState.REMOVED)
     away = {node["name"] for node in status.get("nodes", ()) if node.get("state") in out}
     await session.settle(set(session.links if nodes is None else nodes) - away)
-    for view in await session.settle(nodes, 0.0):
+    # Only now hosts are connected to about which no other host can be asked.
+    for view in await session.settle(nodes, LATE_GRACE if is_spared else 0.0):
         session.leave_out(view.name, f"{view.step}: {view.error or 'no answer yet'}")
 
 

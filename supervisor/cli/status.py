@@ -69,7 +69,11 @@ def run(verb: str, argv: Sequence[str]) -> int:
         status: Status = await session.call("status")
         if status.get("coordinator_reachable") is False:
             status = await _as_each_knows_itself(session, status)
-        fabric = None if options.json else await session.nccl(status)
+        fabric = None
+        # Where one node speaks for all, the others are not asked.
+        if not options.json and not session.spared:
+            session.set_status(status)
+            fabric = await session.nccl(status)
         _show(status, as_json=options.json, rich=rich, color=options.color)
         lines = fabric_lines(fabric) if fabric is not None else []
         return write_lines(["", *lines] if lines else [])

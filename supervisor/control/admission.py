@@ -17,6 +17,8 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from remote_agent.wire import CallFailed, JobSpec, SpecError, WireError
+from remote_agent.wire.documents import time_ns
+from remote_agent.wire.events import EventType
 from supervisor.errors import RequestFailed, why
 from supervisor.inventory.pattern import fold
 from supervisor.launch.certificates import Authority, fingerprints, make_authority
@@ -72,6 +74,7 @@ async def description(hub: Hub) -> JobSpec:
     """
     if hub.spec is not None:
         return hub.spec
+    await hub.reach()
     links = hub.opened_links()
     if not links:
         raise RequestFailed("cannot get the job's description: no host of the job answers")
@@ -121,6 +124,17 @@ def is_certified(hub: Hub, link: HostLink) -> bool:
     """Return whether the node has a certificate for this job that the others accept, or are asked to accept."""
     known = _trusted_by(link) if link.opened else []
     return bool(known) and known[0] in _believable(hub)
+
+
+async def removed_ns(hub: Hub, name: str) -> int:
+    """Return the time of the newest event if the node was removed, else 0: its certificates up to then are void.
+
+    Raises Unreachable, RequestFailed.
+    """
+    events = hub.events or await hub.journal()
+    of_node = (event["type"] for event in reversed(events) if event["node"] == name)
+    last = next((kind for kind in of_node if kind in (EventType.NODE_REMOVED, EventType.NODE_ADDED)), None)
+    return time_ns(events[-1]["time"]) if last == EventType.NODE_REMOVED else 0
 
 
 async def spread(hub: Hub) -> None:

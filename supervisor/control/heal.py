@@ -102,7 +102,8 @@ async def _start_once(hub: Hub, link: HostLink, spec: JobSpec, issuer: admission
     """Start the agent of a host under the certificate that it has, or under a new one; raises HostError."""
     name, resynced = link.view.name, resync.changed_since_launch(hub)
     trusted = await admission.authorities(hub)
-    authority = None if admission.is_certified(hub, link) else issuer.authority()
+    removed_ns = await admission.removed_ns(hub, name)
+    authority = None if admission.is_certified(hub, link) and not removed_ns else issuer.authority()
     if authority is not None and (uninformed := admission.uninformed(hub, name)):
         hub.notice(
             f"{fold(uninformed)}: unreachable; it learns about the new node {name} once it is connected again",
@@ -110,7 +111,7 @@ async def _start_once(hub: Hub, link: HostLink, spec: JobSpec, issuer: admission
         )
     read = functools.partial(read_tree_again, hub.inventory, spec, name) if full or resynced else None
     pems = "".join(trusted.values())
-    material = bringup.Material(spec, authority, pems, read=read, kept=resynced)
+    material = bringup.Material(spec, authority, pems, read=read, kept=resynced, after_ns=removed_ns + 1)
     await bringup.start_on(hub, name, material)
 
 
@@ -208,7 +209,12 @@ class Healer:
         return bool(lost & self._taking_part(*OUT_OF_GROUPS))
 
     def _spread(self) -> None:
-        """Send nodes the authorities to trust, in parallel with the checks: a silent node must not delay those."""
+        """Send nodes the authorities to trust, in parallel with the checks: a silent node must not delay those.
+
+        What counts is what most nodes report, so few of them decide nothing.
+        """
+        if self._hub.spared:
+            return
         if self._spreading is None or self._spreading.done():
             self._spreading = self._hub.own(self._exchange(), "exchange the nodes' addresses")
 

@@ -36,6 +36,15 @@ def _is_led(identity: Identity) -> bool:
     return identity.get("role") == "coordinator" or bool(identity.get("coordinator_reachable"))
 
 
+async def _unled(hub: Hub) -> dict[str, Identity]:
+    """Return the identities of all agents in reach if none has a coordinator, else {}; before that, all are reached."""
+    agents = await hub.identities()
+    if hub.spared and agents and not any(map(_is_led, agents.values())):
+        await hub.reach()
+        agents = await hub.identities()
+    return {} if any(map(_is_led, agents.values())) else agents
+
+
 async def promote_if_orphaned(hub: Hub) -> bool:
     """Promote the first live agent if no agent in reach has a coordinator; returns whether one accepted.
 
@@ -47,8 +56,8 @@ async def promote_if_orphaned(hub: Hub) -> bool:
     known = [link.view.identity for link in hub.opened_links(live=True)]
     if not known or any(one.get("role") == "coordinator" or one.get("coordinator_reachable", True) for one in known):
         return False
-    agents = await hub.identities()
-    if not agents or any(map(_is_led, agents.values())):
+    agents = await _unled(hub)
+    if not agents:
         return False
     if not any(one.get("term") for one in agents.values()):
         # Another supervisor is still launching this job.
@@ -77,8 +86,7 @@ async def promote_without(hub: Hub, gone: str) -> None:
     link = hub.links.get(gone)
     if link is None or (link.opened and link.view.live):
         return
-    agents = await hub.identities()
-    if agents and not any(map(_is_led, agents.values())):
+    if agents := await _unled(hub):
         await _promote_by_force(hub, agents, [gone])
 
 
@@ -87,6 +95,7 @@ async def promote(hub: Hub, node: str | None) -> RequestReply:
 
     Returns the reply. Raises RequestFailed if a coordinator is in reach, Unreachable.
     """
+    await hub.reach()
     # A node that joined by itself has a name of its own; its link has the host's.
     hosts_of = {link.view.identity.get("node"): name for name, link in hub.links.items()}
     node = hosts_of.get(node, node) if node is not None else None
@@ -133,6 +142,7 @@ async def _promote_by_force(hub: Hub, names: Iterable[str], given_up: Iterable[s
 
     `given_up`: nodes that it does not wait for. Returns its host; raises RequestFailed if none accepts.
     """
+    await hub.reach()
     await hub.settle()
     await refuse_over(hub)
     request = {"force": True, "given_up": list(given_up), "operator": hub.operator}
@@ -157,8 +167,8 @@ async def promote_to_stop(hub: Hub) -> None:
 
     A job whose launch ended before it had a coordinator gets its first one here.
     """
-    agents = await hub.identities()
-    if not agents or any(map(_is_led, agents.values())):
+    agents = await _unled(hub)
+    if not agents:
         return
     if any(one.get("term") for one in agents.values()):
         await _promote_by_force(hub, agents)

@@ -25,7 +25,7 @@ from supervisor.ssh.forward import Forward
 if TYPE_CHECKING:
     from remote_agent.wire import NodeSpec
     from remote_agent.wire.answers import ChildStack, JobStacks, RankStacks
-    from remote_agent.wire.documents import EditedTree, ReplyEntry, RequestReply, Status
+    from remote_agent.wire.documents import EditedTree, NodeStatus, ReplyEntry, RequestReply, Status
     from supervisor.link.host_link import HostLink
     from supervisor.link.hub import Hub
     from supervisor.ssh.forward import Reader, Writer
@@ -151,6 +151,7 @@ async def _add(hub: Hub, verb: str, args: Args) -> RequestReply:
         # Nodes join by themselves: a torchrun there brings the agent up.
         return await _ask_coordinator(hub, "add", args)
     # An agent may run there already: nothing is brought up before that is known.
+    await hub.reach()
     await hub.settle(nodes=[name])
     _refuse_stale(hub, args)
     seq = int(hub.events[-1]["seq"]) if hub.events else 0
@@ -173,6 +174,7 @@ async def _add(hub: Hub, verb: str, args: Args) -> RequestReply:
 async def _add_several(hub: Hub, args: Args) -> RequestReply:
     """Bring several nodes up at once, then ask for those that came up with one restart."""
     names = [str(name) for name in args["nodes"]]
+    await hub.reach()
     await hub.settle(nodes=names)
     _refuse_stale(hub, args)
     issuer = admission.Issuer(hub, hub.job)
@@ -333,11 +335,18 @@ async def collect_stacks(hub: Hub, ranks: list[int] | None) -> JobStacks:
     status: Status = await hub.call("status")
     if status["state"] in ENDED_STATES:
         raise RequestFailed(f"job {hub.job} is over: {status['state']}", kind="ended")
-    links = hub.opened_links(live=True)
+    hub.set_status(status)
+    unreachable = _live_ranks(status, ranks)
+    nodes = [node["name"] for node in status.get("nodes", ()) if unreachable.keys() & _ranks_of(node)]
+
+    def is_asked(link: HostLink) -> bool:
+        way = hub.way_to(link.view.name)
+        return bool(link.view.live) if link.opened else way is not None and way[1] in nodes
+
+    links = [link for link in hub.links.values() if is_asked(link)]
     if not links:
         raise hub.unreachable("no agent is alive there")
     stacks: dict[str, str] = {}
-    unreachable = _live_ranks(status, ranks)
     children: dict[str, list[ChildStack]] = {}
     notes: dict[str, str] = {}
 
@@ -364,6 +373,10 @@ async def collect_stacks(hub: Hub, ranks: list[int] | None) -> JobStacks:
     return {"stacks": stacks, "unreachable": unreachable, "children": children, "notes": notes}
 
 
+def _ranks_of(node: NodeStatus) -> set[str]:
+    return {str(rank["rank"]) for rank in node.get("ranks", ())}
+
+
 def _live_ranks(status: Status, ranks: list[int] | None) -> dict[str, str]:
     """Return the live ranks among these (None: all), with the reason that holds until the node answers."""
     return {
@@ -382,6 +395,7 @@ async def open_shell(
     Raises RequestFailed, Unreachable, HostError.
     """
     _refuse_read_only(hub, "shell")
+    await hub.reach([node])
     link = _link_to(hub, node)
     ranks = [one for each in hub.status.get("nodes", ()) if each["name"] == node for one in each.get("ranks", ())]
     pids = {one["rank"]: one.get("pid") for one in ranks}
@@ -400,6 +414,7 @@ async def forward_port(hub: Hub, node: str, port: int, local: int | None) -> For
     _refuse_read_only(hub, "forward")
 
     async def connect() -> tuple[Reader, Writer]:
+        await hub.reach([node])
         return await _link_to(hub, node).node.open_port(port)
 
     forward = Forward(node, port, connect)

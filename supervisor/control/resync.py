@@ -91,6 +91,7 @@ async def spread(hub: Hub, verb: str, args: Args) -> tuple[Args, dict[str, Reply
         change = await _compare(hub, tree)
     names = [str(one["name"]) for one in hub.status.get("nodes", ()) if _may_take_part(hub, one)]
     keep = [str(one["digest"]) for one in (known, previous) if one]
+    await hub.reach(names)
     await hub.settle(nodes=names)
     entries = await _each(hub, names, spec, change.digest, tree, keep)
     failed = [name for name, one in entries.items() if not one["accepted"]]

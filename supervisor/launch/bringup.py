@@ -6,6 +6,7 @@ In: a link, the job's description, an authority that certifies the node. Out: a 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import hashlib
 import os
@@ -129,6 +130,10 @@ class Material:
     """By host: what the work tree contains besides the files that were sent."""
     order: TreeOrder | None = None
     """The launch's order of the hosts; None: another job may run from the same work tree."""
+    slots: asyncio.Semaphore | None = None
+    """So many hosts are synced and started at once; None: this one alone."""
+    after_ns: int = 0
+    """The time of the job's newest event, by the clock of its coordinator: a certificate is issued after it."""
 
 
 async def prepare(hub: Hub, link: HostLink, node: NodeLink, material: Material) -> None:
@@ -142,7 +147,7 @@ async def prepare(hub: Hub, link: HostLink, node: NodeLink, material: Material) 
     link.progress("start", "starting the agent")
     request = {"spec": material.spec.to_json(), "node": name, "ca": material.trusted}
     if material.authority is not None:
-        leaf = sign_with(material.authority.ca, material.authority.ca_key, name)
+        leaf = sign_with(material.authority.ca, material.authority.ca_key, name, material.after_ns)
         # Its own comes first: by that others see later whether they trust it.
         request |= {"ca": material.authority.ca + material.trusted, "cert": leaf.cert, "key": leaf.key}
     material.begun.add(name)
@@ -295,8 +300,10 @@ async def assign(
 async def start_on(hub: Hub, name: str, material: Material) -> None:
     """Bring one host up until it can be assigned; raises HostError."""
     link = hub.links[name]
-    with _failing(link):
-        await link.bring_up(lambda node: prepare(hub, link, node, material))
+    # Torch may take long to load: that goes on without a slot.
+    async with material.slots or contextlib.nullcontext():
+        with _failing(link):
+            await link.bring_up(lambda node: prepare(hub, link, node, material))
     try:
         await _started(link, material.spec)
     except HostError as lost:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import secrets
+import time
 from dataclasses import dataclass, field
 
 from cryptography import x509
@@ -14,6 +16,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+# The bits of a serial number below the time of the issue, as election/peers.py of the agent reads it.
+SERIAL_BITS = 64
 VALID = datetime.timedelta(days=3653)
 # The clocks of nodes may be behind the operator's.
 EARLIER = datetime.timedelta(days=2)
@@ -53,14 +57,16 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> str:
     ).decode()
 
 
-def _builder(subject: x509.Name, issuer: x509.Name, public_key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+def _builder(
+    subject: x509.Name, issuer: x509.Name, public_key: ec.EllipticCurvePublicKey, after_ns: int = 0
+) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.timezone.utc)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
         .public_key(public_key)
-        .serial_number(x509.random_serial_number())
+        .serial_number(max(time.time_ns(), after_ns) << SERIAL_BITS | secrets.randbits(SERIAL_BITS))
         .not_valid_before(now - EARLIER)
         .not_valid_after(now + VALID)
     )
@@ -110,15 +116,19 @@ def make_authority(job: str, secret: bytes | None = None) -> Authority:
     return Authority(certificate.public_bytes(serialization.Encoding.PEM).decode(), _pem(key))
 
 
-def sign_with(ca_pem: str, ca_key_pem: str, name: str) -> Leaf:
-    """Return a certificate for the node `name`, for server and client; raises ValueError for bad PEM."""
+def sign_with(ca_pem: str, ca_key_pem: str, name: str, after_ns: int = 0) -> Leaf:
+    """Return a certificate for the node `name`, for server and client; raises ValueError for bad PEM.
+
+    Its serial number says when it was issued, and that is after `after_ns` whatever this machine's clock says: nodes
+    refuse what was issued to a node before they went on without it.
+    """
     authority = x509.load_pem_x509_certificate(ca_pem.encode())
     authority_key = serialization.load_pem_private_key(ca_key_pem.encode(), password=None)
     if not isinstance(authority_key, ec.EllipticCurvePrivateKey):
         raise ValueError("the authority's key is not an elliptic curve key")  # noqa: TRY004  the text is wrong, not its type
     key = ec.generate_private_key(ec.SECP256R1())
     certificate = (
-        _builder(_name(name), authority.subject, key.public_key())
+        _builder(_name(name), authority.subject, key.public_key(), after_ns)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs=False), critical=True)

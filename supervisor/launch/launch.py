@@ -36,7 +36,7 @@ ABANDON_DEADLINE = 20.0
 # An agent that was asked to end does so within a moment, or once others have read the end.
 CLEAN_TRIES = 20
 CLEAN_PAUSE = 0.5
-# This many hosts are brought up at once: they share one uplink for the sync.
+# This many hosts are synced and started at once: they share one uplink.
 BRING_UP_LIMIT = 64
 # A launch that cannot succeed waits this long for the errors of its other hosts, seconds: one look shows them together.
 LAST_REPORTS_S = 2.0
@@ -83,14 +83,9 @@ class Launch:
             begun=self._begun,
             left=self._left,
             order=self._order,
+            slots=asyncio.Semaphore(BRING_UP_LIMIT),
         )
-        limit = asyncio.Semaphore(BRING_UP_LIMIT)
-
-        async def one(name: str) -> None:
-            async with limit:
-                await self._bring_up(hub, name, material)
-
-        tasks = {name: asyncio.ensure_future(one(name)) for name in self._plan.hosts}
+        tasks = {name: asyncio.ensure_future(self._bring_up(hub, name, material)) for name in self._plan.hosts}
         try:
             late = await self._await_enough(tasks)
             await self._begin(hub, [name for name in self._plan.hosts if name not in late])
@@ -210,12 +205,8 @@ class Launch:
 
     async def _assign(self, hub: Hub, ready: list[str]) -> None:
         spec = self._plan.spec
-        members = {}
-        for name in list(ready):
-            try:
-                members[name] = await bringup.peer_address(hub.links[name], spec)
-            except HostError as error:
-                self._note(hub, hub.links[name], error)
+        found = await asyncio.gather(*(self._address(hub, name) for name in ready))
+        members = {name: address for name, address in zip(ready, found, strict=True) if address is not None}
         # A spare is the coordinator only if there is no other node.
         order = sorted(members, key=lambda name: bool((node := spec.node(name)) and node.spare))
         if not order:
@@ -227,6 +218,14 @@ class Launch:
                 f"job {spec.job} was not started: the connection to its coordinator {coordinator} was lost",
                 together(self._failures.values()),
             )
+
+    async def _address(self, hub: Hub, name: str) -> Address | None:
+        """Return where the agent of a host listens for the others; None, and a failure of the host, without answer."""
+        try:
+            return await bringup.peer_address(hub.links[name], self._plan.spec)
+        except HostError as error:
+            self._note(hub, hub.links[name], error)
+            return None
 
     async def _notify(self, hub: Hub, name: str, coordinator: str, members: dict[str, Address]) -> None:
         try:

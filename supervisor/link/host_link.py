@@ -2,6 +2,9 @@
 
 In: a host, the hub's job, work to do on the host (sync, start) before the job is opened.
 Out: calls and streams to the job's agent (or to the reader of its files if no agent is alive); the host's view.
+
+The state of a link is its connection and the job on it. Without both, what changes nothing is asked through another
+host, if the agent is connected to the job.
 """
 
 from __future__ import annotations
@@ -20,13 +23,14 @@ from supervisor.errors import why
 from supervisor.link.tasks import each, wait_event
 from supervisor.link.view import HostView
 from supervisor.ssh import AgentFile, HostError, MalformedAnswer, NodeLink, connect, read_refusal
+from supervisor.ssh.answers import PASSED_ON, RelayedChannel
 from supervisor.ssh.questions import questions
 from supervisor.ssh.reasons import NeedsAnswer
 
 if TYPE_CHECKING:
     from remote_agent.wire.answers import ListedJob
     from supervisor.inventory import Host
-    from supervisor.ssh.answers import EngineFacts, Identity
+    from supervisor.ssh.answers import EngineFacts, HostChannel, Identity
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +47,11 @@ SILENCE = 3.0
 SIGN_OF_LIFE = 5.0
 SILENT = f"no answer for {SILENCE + SIGN_OF_LIFE:g} s"
 
+# A host is connected to itself if this often another one did not reach it.
+TURNS = 3
+# The job on a connection: work is done before it is opened, it has been opened, or the host does not know it.
+BUSY, OPEN, MISSING = "busy", "open", "missing"
+
 Prepare = Callable[[NodeLink], Awaitable[None]]
 
 
@@ -55,6 +64,13 @@ class Owner(Protocol):
     operator: str
     agent: AgentFile
     follows: bool
+
+    @property
+    def is_over(self) -> bool:
+        """The job has ended, so that its agents end."""
+
+    def way_to(self, name: str) -> tuple[HostLink, str] | None:
+        """Return a link whose agent passes requests on to this host's, and the node there; None: there is none."""
 
     def touch(self) -> None:
         """Report a change of the link's view."""
@@ -106,31 +122,34 @@ class _Work:
 class HostLink:
     """One host of a hub. `keep` runs until the hub closes and connects; all other methods use its connection."""
 
-    def __init__(self, host: Host, owner: Owner, *, active: bool = True, held: bool = False) -> None:
+    def __init__(
+        self, host: Host, owner: Owner, *, active: bool = True, direct: bool = True, held: bool = False
+    ) -> None:
         self.host = host
         self.active = active
-        """False: a host of the inventory outside the job; `bring_up` and `activate` connect it."""
+        """False: a host of the inventory outside the job; `bring_up` and `activate` make it one of the job."""
+        self.direct = active and direct
+        """It gets a connection of its own; otherwise only when it is asked for what no other host passes on."""
         self.view = HostView(host.name)
         self.jobs: list[ListedJob] | None = None
         """The host's answer to `jobs`, if no job has been chosen yet."""
-        self.tried = not active
-        """At least one attempt to open the job has ended, with success or an error."""
-        self.opened = False
-        """The job is open: calls reach its agent or its files."""
         self.opened_at = 0.0
         """time.monotonic() when the job was last opened, 0 before the first time."""
-        self.missing = False
-        """The host answers but does not know the job."""
         self.asked_at = 0.0
         """time.monotonic() when the host was last asked for the job; 0: never, infinite: it is not asked again."""
         self.is_malformed = False
         """The host gave an unreadable answer since the job was last opened: logs are read from the others."""
         self.held = held
         """The job does not exist yet: it is opened only after `carry_out`."""
+        self.turns = 0
+        """How often another host could not pass a request on to this one: each time the next one is asked."""
         self._owner = owner
+        self._direct = direct
         self._node: NodeLink | None = None
+        self._job = ""
+        """BUSY, OPEN, MISSING, or empty while it is none of these."""
         self._work: _Work | None = None
-        self._working = False
+        self._tried = asyncio.Event()
         self._wake = asyncio.Event()
         self._again = False
         self._called = False
@@ -142,29 +161,80 @@ class HostLink:
         self._owed = 0
         self._checked: NodeLink | None = None
         self._given_up: NodeLink | None = None
+        if not active:
+            self._tried.set()
 
     # --- use
 
     @property
+    def opened(self) -> bool:
+        """The job is open on the host's own connection: calls reach its agent or its files."""
+        return self._job == OPEN
+
+    @property
+    def missing(self) -> bool:
+        """The host answers but does not know the job."""
+        return self._job == MISSING
+
+    @property
+    def tried(self) -> bool:
+        """At least one attempt to open the job has ended, with success or an error."""
+        return self._tried.is_set()
+
+    @property
     def is_awaited(self) -> bool:
         """True while others wait for this host: its first attempt goes on, and FIRST_ANSWER has not passed."""
-        if self.tried or not self.active:
+        if self.tried or not self.direct:
             return False
         return self._began_at is None or questions().clock() - self._began_at < FIRST_ANSWER
+
+    @property
+    def through(self) -> HostLink | None:
+        """The link through which this host is asked while it has no connection of its own."""
+        way = None if self.opened else self._owner.way_to(self.view.name)
+        return None if way is None else way[0]
+
+    @property
+    def reached_at(self) -> float | None:
+        """time.monotonic() when the connection that leads to this host was opened, its own or another's; None: none."""
+        way = self if self.opened else self.through
+        return None if way is None else way.opened_at
+
+    @property
+    def can_be_asked(self) -> bool:
+        """The host answers, or it is connected to once it is asked."""
+        return self.reached_at is not None or (self.active and not self.direct)
 
     async def call(self, op: str, args: Args | None = None, body: bytes = b"", *, timeout_s: float = 30.0) -> Answer:
         """Ask the job on this host; raises CallFailed, WireError, asyncio.TimeoutError.
 
         The connection is lost, with ChannelClosed, as soon as the host is found to be silent.
         """
+        link = await self._way(op)
         try:
-            with self._owing() as node:
-                return await node.channel.call(op, args, body, timeout=timeout_s)
-        except (CallFailed, MalformedAnswer) as failed:
-            raise self._judge(op, failed) from None
+            with self._judging(op, link), link._owing():
+                return await self._channel(link).call(op, args, body, timeout=timeout_s)
         except asyncio.TimeoutError:
-            self.check()
+            link.check()
             raise
+
+    async def _way(self, op: str) -> HostLink:
+        """Return the link over which this host is asked: this one, which is connected first, or another one."""
+        if self.opened:
+            return self
+        link = self.through if op in PASSED_ON and not self._owner.is_over else None
+        if link is None and self.active and not self.direct:
+            self.connect()
+            await wait_event(self._tried, CONNECT_DEADLINE + OPEN_DEADLINE)
+        return link or self
+
+    def _channel(self, link: HostLink) -> HostChannel | RelayedChannel:
+        """Return the channel to this host over a link; raises ChannelClosed."""
+        if link is self:
+            return self.node.channel
+        way = self._owner.way_to(self.view.name)
+        node = self.host.name if way is None else way[1]
+        return RelayedChannel(self.host.name, node, link.view.name, link.node.channel)
 
     async def try_call(self, op: str, args: Args | None = None, *, timeout_s: float) -> Any:
         """Ask the job on this host; returns None if it refuses or cannot be reached."""
@@ -176,12 +246,15 @@ class HostLink:
 
     async def stream(self, op: str, args: Args | None = None) -> AsyncGenerator[Answer, None]:
         """Ask the job on this host for a stream that may rest; raises CallFailed, WireError."""
-        async with aclosing(self.node.channel.stream(op, args)) as items:
-            try:
+        async with aclosing(self._items(await self._way(op), op, args)) as items:
+            async for item in items:
+                yield item
+
+    async def _items(self, link: HostLink, op: str, args: Args | None) -> AsyncGenerator[Answer, None]:
+        with self._judging(op, link):
+            async with aclosing(self._channel(link).stream(op, args)) as items:
                 async for item in items:
                     yield item
-            except (CallFailed, MalformedAnswer) as failed:
-                raise self._judge(op, failed) from None
 
     async def whole_stream(
         self, op: str, args: Args | None = None, *, timeout_s: float
@@ -190,9 +263,10 @@ class HostLink:
 
         `timeout_s`: for one item; of a host that is found to be silent the connection is lost sooner, as in `call`.
         """
-        async with aclosing(each(self.stream(op, args), timeout_s)) as items:
+        link = await self._way(op)
+        async with aclosing(each(self._items(link, op, args), timeout_s)) as items:
             while True:
-                with self._owing():
+                with link._owing():
                     item = await anext(items, None)
                 if item is None:
                     return
@@ -247,6 +321,21 @@ class HostLink:
             self._owner.leave_out(self.view.name, SILENT)
         self.reopen()
 
+    @contextmanager
+    def _judging(self, op: str, link: HostLink) -> Iterator[None]:
+        """Raise the error that a request over this link has failed with as what it means for this host."""
+        try:
+            yield
+        except (CallFailed, MalformedAnswer) as failed:
+            raise self._judge(op, failed) from None
+        except ChannelClosed:
+            if link is not self and link.opened:
+                # The other host answers, and does not reach this one.
+                self.turns += 1
+                if self.turns >= TURNS:
+                    self.connect()
+            raise
+
     def _judge(self, op: str, failed: CallFailed | MalformedAnswer) -> CallFailed | MalformedAnswer:
         """Return the error to raise; of one that is the host's own, show it, and prefer all others as sources."""
         if isinstance(failed, CallFailed):
@@ -256,17 +345,26 @@ class HostLink:
                 self._owner.notice(f"{self.view.name}: {failed.reason}", "warning", self.view.name)
             self.is_malformed = True
             self.fail(failed.step, failed.reason, failed.hint)
+            self.connect()
         return failed
 
     def _foreign(self, failed: CallFailed) -> CallFailed | None:
         """Return a clearer error if a request fails because another version of the supervisor started the agent."""
-        build = self.view.identity.get("build")
-        known = build in ("", self._owner.agent.sha256)
-        if self.view.live and not known and failed.kind in ("internal", "unknown_op"):
+        if self.view.live and not self._is_ours and failed.kind in ("internal", "unknown_op"):
             version = self.view.identity.get("version") or "an earlier version"
             message = f"job {self._owner.job} was started by another supervisor ({version}): {failed.message}"
             return CallFailed("version", message, "use the one that started it")
         return None
+
+    @property
+    def _is_ours(self) -> bool:
+        """True if this supervisor could have started the agent: each knows all requests of the other."""
+        return self.view.identity.get("build") in ("", self._owner.agent.sha256)
+
+    @property
+    def passes_on(self) -> bool:
+        """True if the agent can be asked about other nodes."""
+        return self.opened and bool(self.view.live) and self._is_ours and not self.is_malformed
 
     @property
     def connected(self) -> bool:
@@ -302,18 +400,28 @@ class HostLink:
         if self._work is not None:
             self._work.fail(ChannelClosed("another request to bring the host up replaced it"))
         self._work = work
-        self.activate()
+        self.connect()
         self._wake.set()
         await work.done
 
     async def idle(self, timeout_s: float) -> None:
         """Wait until no work is in progress, and the job has been opened if it exists."""
-        await self._owner.wait_until(lambda: self._work is None and not self._working, timeout_s)
+        await self._owner.wait_until(lambda: self._work is None and self._job != BUSY, timeout_s)
 
     def activate(self) -> None:
-        """Begin to connect, if this link was inactive."""
-        if not self.active:
-            self.active = True
+        """Take the host as one of the job; begin to connect, unless others are asked about it."""
+        self.active = True
+        if self._direct:
+            self.connect()
+
+    def set_aside(self) -> None:
+        """Take the host as one outside the job, unless it is connected to."""
+        self.active = self.direct
+
+    def connect(self) -> None:
+        """Begin to connect to the host itself, if that was not wanted so far."""
+        if not self.direct:
+            self.active = self.direct = True
             self._wake.set()
 
     def reopen(self) -> None:
@@ -332,9 +440,19 @@ class HostLink:
             self._wake.set()
 
     def progress(self, step: str, text: str) -> None:
-        """Show which step runs on the host."""
-        self.view.enter(step, text)
-        self._owner.touch()
+        """Show which step runs on the host; attempts to connect to one that is asked through another are not shown."""
+        if self.through is None or self._node is not None:
+            self.view.enter(step, text)
+            self._owner.touch()
+
+    def show_way(self) -> None:
+        """Show through which other host this one is asked, or that it is not any more."""
+        link = self.through if self._node is None else None
+        if link is not None:
+            self._show("up", self.view.step, f"through {link.view.name}", link.view.name)
+        elif self.view.through and self._node is None:
+            state = "lost" if self.opened_at else "failed" if self.view.error else "connecting"
+            self._show(state, self.view.step, self.view.error or "")
 
     def fail(self, step: str, reason: str, hint: str = "") -> None:
         """Show that the host cannot take part, and why."""
@@ -378,7 +496,7 @@ class HostLink:
     @property
     def node(self) -> NodeLink:
         """The connection on which the job is open; raises ChannelClosed if there is none."""
-        if self._node is None or not self.opened:
+        if self._node is None or self._job != OPEN:
             raise ChannelClosed(f"{self.host.name} is not connected")
         return self._node
 
@@ -390,7 +508,7 @@ class HostLink:
         Unless the hub follows the job, a host that falls silent is not connected to again.
         """
         while True:
-            while not self.active:
+            while not self.direct:
                 await self._wait(None)
             self._began_at = self._began_at or questions().clock()
             node = await self._connect()
@@ -404,7 +522,8 @@ class HostLink:
             except (WireError, asyncio.TimeoutError) as error:
                 self._down("open", why(error))
             finally:
-                self._node, self.opened, self._working = None, False, False
+                self._node = None
+                self._job = MISSING if self.missing else ""
                 await node.close()
             self._owner.touch()
             if self._given_up is node and not self._owner.follows and self._work is None:
@@ -453,12 +572,10 @@ class HostLink:
                     # After `open` the connection belongs to the job: the work needs another one.
                     self._work, self._again = work, True
                     return
-                self.missing = self.held = False
-                self._working, self.view.error = True, None
+                self._job, self.held, self.view.error = BUSY, False, None
                 await work.run(node)
             if not self.opened and not self.held:
                 await self._open(node)
-            self._working = False
             await self._wait(node)
             if self._again:
                 return
@@ -489,7 +606,8 @@ class HostLink:
         if owner.attach and identity.get("live"):
             await channel.call("attach", {"operator": owner.operator, "mode": owner.attach}, timeout=OPEN_DEADLINE)
         self.learn(identity)
-        self.opened, self.missing, self.tried = True, False, True
+        self._job = OPEN
+        self._tried.set()
         self.is_malformed = False
         self.opened_at = time.monotonic()
         self._delay = FIRST_DELAY
@@ -497,21 +615,27 @@ class HostLink:
         self._set("up", "agent", "agent answers" if self.view.live else "no agent; reading its files")
 
     def _note_missing(self, text: str) -> None:
-        self.missing, self.tried = True, True
+        self._job = MISSING
+        self._tried.set()
         self.view.live = None
         if self.view.state != "failed":
             self._set("up", "open", text)
         self._owner.touch()
 
-    def _set(self, state: str, step: str, text: str) -> None:
-        self.view.state = state
+    def _show(self, state: str, step: str, text: str, through: str = "") -> None:
+        self.view.state, self.view.through = state, through
         self.view.enter(step, text)
+
+    def _set(self, state: str, step: str, text: str) -> None:
+        self._show(state, step, text)
         self._owner.touch()
 
     def _down(self, step: str, reason: str, hint: str = "") -> None:
-        self.opened, self.tried = False, True
+        self._job = ""
+        self._tried.set()
         self._note_error(reason, hint)
         self._set("lost" if self.opened_at else "failed", step, reason)
+        self.show_way()
 
     def _note_error(self, reason: str, hint: str) -> None:
         self.view.error, self.view.hint = reason, hint

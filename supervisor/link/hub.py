@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from remote_agent.diagnose.incidents import incidents_after, incidents_in
 from remote_agent.wire import Args, CallFailed, WireError
+from remote_agent.wire.events import ENDED_STATES
 from supervisor import known
 from supervisor.errors import HostFailure, RequestFailed, SupervisorError, Unreachable, why
+from supervisor.link.doors import LARGE, Doors
 from supervisor.link.host_link import FIRST_ANSWER, HostLink
 from supervisor.link.tasks import cancel_all, wait_event
 from supervisor.link.view import HostView, LaunchPlan, Notice
@@ -89,11 +91,8 @@ class Hub:
         self.agent = AgentFile.build()
         self.launching = plan is not None
         """True until all nodes of a launch have been assigned, or the launch has failed."""
-        wanted = frozenset(plan.hosts if plan is not None else (host.name for host in inventory.hosts))
-        self.links: dict[str, HostLink] = {
-            host.name: HostLink(host, self, active=host.name in wanted, held=self.launching and host.name in wanted)
-            for host in inventory.hosts
-        }
+        self.links: dict[str, HostLink] = self._make_links()
+        self._doors = Doors(self.links)
         self.status: Status = {}
         """The newest status document, or {}."""
         self.events: list[JournalEvent] = []
@@ -116,12 +115,20 @@ class Hub:
         self._changed: asyncio.Event = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
+    def _make_links(self) -> dict[str, HostLink]:
+        hosts, plan = self.inventory.hosts, self.plan
+        if plan is None:
+            return {host.name: HostLink(host, self, direct=len(hosts) <= LARGE) for host in hosts}
+        wanted = frozenset(plan.hosts)
+        return {host.name: HostLink(host, self, active=host.name in wanted, held=host.name in wanted) for host in hosts}
+
     # --- life
 
     def begin(self) -> None:
         """Start connecting."""
         if self.job:
             self.job_known.set()
+        self._doors.look()
         for name, link in self.links.items():
             self.own(link.keep(), f"link {name}")
 
@@ -179,7 +186,25 @@ class Hub:
         wanted = self.links if nodes is None else set(nodes)
         links = [link for name, link in self.links.items() if link.active and name in wanted]
         await self.wait_until(lambda: not any(link.is_awaited for link in links), timeout_s)
-        return [link.view for link in links if not link.opened and not link.missing]
+        return [link.view for link in links if not link.can_be_asked and not link.missing]
+
+    @property
+    def spared(self) -> list[HostLink]:
+        """The hosts of the job that are not connected to, because others are asked about them."""
+        return [link for link in self.links.values() if link.active and not link.direct]
+
+    async def reach(self, nodes: Iterable[str] | None = None) -> None:
+        """Connect to spared hosts (or to those of them), and wait for these as `settle` does."""
+        wanted = self.links if nodes is None else set(nodes)
+        links = [link for link in self.spared if link.view.name in wanted]
+        for link in links:
+            link.connect()
+        if links:
+            await self.settle([link.view.name for link in links])
+
+    def way_to(self, name: str) -> tuple[HostLink, str] | None:
+        """Return a link whose agent passes requests on to this host's, and the node there; None: there is none."""
+        return None if self.launching else self._doors.way_to(name)
 
     async def until_current(self) -> None:
         """Wait until the status and the journal so far are known, at most CURRENT_DEADLINE."""
@@ -208,6 +233,11 @@ class Hub:
         """The job's state in the newest status document, "" before the first."""
         return str(self.status.get("state", ""))
 
+    @property
+    def is_over(self) -> bool:
+        """True once the job has ended, also before all of its journal has been read."""
+        return self.ended or self.state in ENDED_STATES
+
     def opened_links(self, live: bool | None = None) -> list[HostLink]:
         """Return the links on which the job answers, best first (see HostLink.rank_as_source)."""
         links = [link for link in self.links.values() if link.opened and live in (None, link.view.live)]
@@ -216,6 +246,8 @@ class Hub:
     def touch(self) -> None:
         """Report a change: `version` grows, and `wait_change` returns."""
         self.version += 1
+        if not self.launching:
+            self._doors.look()
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -260,6 +292,7 @@ class Hub:
             known.note(self.inventory, [status])
         self.status = status
         self._status_at = _now()
+        self._doors.note(status)
         self.activate(node["name"] for node in status.get("nodes", ()) if node.get("state") != "removed")
         self.touch()
 

@@ -15,6 +15,7 @@ from supervisor.errors import RequestFailed, SupervisorError, Unreachable, Usage
 
 if TYPE_CHECKING:
     from remote_agent.wire.answers import JobRow, ListedJob
+    from supervisor.link.host_link import HostLink
     from supervisor.link.hub import Hub
 
 # Once one host has answered, further hosts are awaited this long, seconds.
@@ -79,15 +80,15 @@ def is_reached(hub: Hub) -> bool:
     best = opened[0].view
     if best.live and best.identity.get("role") == "coordinator":
         return True
-    if all(link.tried for link in hub.links.values() if link.active):
+    if all(link.tried for link in hub.links.values() if link.direct):
         return True
     return time.monotonic() - min(link.opened_at for link in opened) > GRACE
 
 
 def find_failure(hub: Hub) -> SupervisorError | None:
     """Return why the job cannot be used, once every host has answered or failed and none knows the job."""
-    links = [link for link in hub.links.values() if link.active]
-    if not hub.job_known.is_set() or not all(link.tried for link in links):
+    links = [link for link in hub.links.values() if link.direct]
+    if not hub.job_known.is_set() or hub.spared or not all(link.tried for link in links):
         return None
     # A host whose connection was just lost is being retried: wait for it.
     if any(link.opened or link.opened_at for link in links):
@@ -102,22 +103,31 @@ def find_failure(hub: Hub) -> SupervisorError | None:
 async def seek(hub: Hub) -> None:
     """Set the failure of a hub whose job was named by the operator, once all hosts say that they do not know it."""
     while hub.failure is None and not hub.opened_links():
-        if all(link.missing for link in hub.links.values() if link.active):
+        if all(link.missing for link in hub.links.values() if link.direct):
             failure = find_failure(hub)
             if failure is not None:
                 hub.set_failure(failure)
         await hub.wait_change(1.0)
 
 
+def _is_live(links: Sequence[HostLink]) -> bool:
+    return any(job["live"] for link in links for job in link.jobs or ())
+
+
 async def choose(hub: Hub) -> None:
     """Choose the job from the answers of the hosts, and set it or the failure."""
     since: float | None = None
     while True:
-        links = [link for link in hub.links.values() if link.active]
+        links = [link for link in hub.links.values() if link.direct]
         answered = [link for link in links if link.jobs is not None]
         if answered and since is None:
             since = time.monotonic()
         waiting = [link for link in links if link.jobs is None and not link.tried]
+        if hub.spared and (hub.live_only or (not waiting and not _is_live(answered))):
+            # The job that is meant may be on other hosts only.
+            for link in hub.spared:
+                link.connect()
+            continue
         if not waiting or (answered and not any(link.is_awaited for link in waiting)):
             break
         # Hosts that have not answered may know a job, or another one.

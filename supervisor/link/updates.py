@@ -16,9 +16,9 @@ from remote_agent.wire.events import ENDED_EVENTS, ENDED_STATES
 from supervisor.link.tasks import cancel_all
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Mapping
 
-    from remote_agent.wire.documents import Status
+    from remote_agent.wire.documents import NodeStatus, RankStatus, Status
     from supervisor.link.host_link import HostLink
     from supervisor.link.hub import Hub
 
@@ -96,13 +96,24 @@ class Updates:
 
     async def _watch(self, link: HostLink) -> None:
         hub = self._hub
-        stream = link.stream("watch")
+        stream = link.stream("watch", {"steps": True})
+        status: Status = {}
         try:
             while True:
                 answer = await self._next(link, stream)
                 if answer is None:
                     return
-                status: Status = answer.data["status"]
+                data = answer.data
+                if "steps" in data:
+                    hub.set_status(with_steps(hub.status, data["generation"], data["steps"]))
+                    continue
+                status = (
+                    data["status"]
+                    if "status" in data
+                    else {**status, "nodes": [*status.get("nodes", ()), *data["nodes"]]}
+                )
+                if data.get("more"):
+                    continue
                 news: Any = {key: value for key, value in status.items() if key in NEWS}
                 link.learn(news)
                 hub.set_status(status)
@@ -198,3 +209,18 @@ class Updates:
                 return
             hub.set_status(status)
         hub.set_ended()
+
+
+def with_steps(status: Status, generation: int, steps: Mapping[str, list[Any]]) -> Status:
+    """Return a status with newer steps of its ranks: step, age of the last output and lag by rank."""
+    if status.get("generation") != generation:
+        return status
+
+    def newer(rank: RankStatus) -> RankStatus:
+        step, age_s, lag = steps.get(str(rank["rank"]), (rank.get("step"), rank.get("last_output_age_s"), None))
+        progress = rank.get("progress")
+        own: RankStatus = {**rank, "step": step, "last_output_age_s": age_s}
+        return {**own, "progress": {**progress, "lag": lag}} if progress else own
+
+    nodes: list[NodeStatus] = [{**node, "ranks": [newer(rank) for rank in node["ranks"]]} for node in status["nodes"]]
+    return {**status, "nodes": nodes}

@@ -33,6 +33,8 @@ class HostView:
     """Why the last step failed, without the host's name."""
     hint: str = ""
     """How to correct `error`."""
+    through: str = ""
+    """The host through which this one is asked because it has no connection of its own; `state` is up then."""
     asks: bool = False
     """ssh asks something to which there is no answer yet, or no right one."""
     live: bool | None = None

@@ -31,11 +31,23 @@ def sources(session: Hub, nodes: list[str] | None) -> list[HostLink]:
     links = [
         link
         for name, link in session.links.items()
-        if link.opened and not link.is_malformed and (nodes is None or name in nodes)
+        if link.can_be_asked and not link.is_malformed and (nodes is None or name in nodes)
     ]
     if not links:
         raise session.unreachable()
     return links
+
+
+def hosts_of(session: Hub, ranks: list[int] | None) -> list[str] | None:
+    """Return the hosts of these ranks of the newest group, so that no others are asked; None: any may have their files.
+
+    Hosts that are connected are all asked: they may have files of ranks that are somewhere else now.
+    """
+    if not session.spared or not ranks:
+        return None
+    nodes = session.status.get("nodes", ())
+    hosts = {rank["rank"]: node["name"] for node in nodes if node["name"] in session.links for rank in node["ranks"]}
+    return sorted({hosts[rank] for rank in ranks}) if set(ranks) <= hosts.keys() else None
 
 
 async def ask(session: Hub, node: str, op: str, args: Args, timeout_s: float = 30.0) -> Answer:
@@ -104,7 +116,7 @@ def _key(file: LogFileEntry) -> tuple[int, int, str]:
 def lost(session: Hub, nodes: list[str] | None) -> list[str]:
     """Return the nodes whose links were lost, or whose answers cannot be parsed."""
     links = session.links.items()
-    absent = [name for name, link in links if link.opened_at and (not link.opened or link.is_malformed)]
+    absent = [name for name, link in links if link.opened_at and (not link.can_be_asked or link.is_malformed)]
     return [name for name in absent if nodes is None or name in nodes]
 
 

@@ -124,26 +124,29 @@ class _NodeReader:
         return True
 
     async def _read_all(self) -> None:
-        read_at = 0.0
+        read_at: float | None = None
         while True:
             over = self._is_over()
-            if self._link.opened and read_at != self._link.opened_at:
-                opened_at = self._link.opened_at
+            reached_at = self._link.reached_at
+            if reached_at is not None and read_at != reached_at:
                 try:
                     await self._read(past=False)
                 except CallFailed as refused:
                     if refused.kind in ("pattern", "usage", "version"):
                         raise RequestFailed(refused.message, refused.hint, refused.kind) from refused
                 except (WireError, asyncio.TimeoutError):
-                    pass
+                    # Another host may answer for this one, and still not reach it.
+                    await asyncio.sleep(RETRY)
                 else:
-                    read_at = opened_at
+                    read_at = reached_at
                     continue
-            elif over and self._link.opened:
+            elif over and reached_at is not None:
                 return
             elif over and (self._link.missing or not self._link.active):
                 self._warn()
                 return
+            elif over:
+                self._link.connect()
             await self._hub.wait_change(RETRY)
 
     def _warn(self) -> None:

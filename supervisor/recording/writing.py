@@ -104,7 +104,7 @@ async def host_facts(session: Session) -> list[RecordedHost]:
 async def _engine(link: HostLink) -> EngineFacts:
     """Return the facts about torch on the host, {} without a live agent."""
     facts: EngineFacts | None = (
-        await link.try_call("await_engine", timeout_s=ENGINE_DEADLINE) if link.view.live else None
+        await link.try_call("await_engine", timeout_s=ENGINE_DEADLINE) if link.view.live or link.through else None
     )
     return link.view.engine if facts is None else facts
 

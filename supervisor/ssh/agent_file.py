@@ -29,8 +29,10 @@ ELSEWHERE = frozenset(
         "bridge/joining.py",
     }
 )
-# Docstrings and comment lines are not sent; a test shows that the code is the same without them.
+# Docstrings, comment lines and what only a type checker imports are not sent; a test shows that the code is the same
+# without them.
 NOTES = re.compile(rb'^( *)r?"""[^"]*(?:"{1,2}[^"]+)*"""$|^ *#[^\n]*$', re.MULTILINE)
+FOR_TYPES = re.compile(rb"^if TYPE_CHECKING:\n((?:(?: {4}[^\n]*)?\n)* {4}[^\n]*\n)", re.MULTILINE)
 # The oldest date in a zip: the bytes must not depend on the time of the build.
 EPOCH = (1980, 1, 1, 0, 0, 0)
 
@@ -45,7 +47,7 @@ class AgentFile:
     @functools.cached_property
     def sent(self) -> bytes:
         """What the loader reads: the length of the rest (8 bytes, big-endian), and the file, compressed."""
-        packed = zlib.compress(self.data)
+        packed = zlib.compress(self.data, 9)
         return struct.pack(">Q", len(packed)) + packed
 
     @classmethod
@@ -67,8 +69,9 @@ class AgentFile:
 
 
 def code_of(source: bytes) -> bytes:
-    """Return a module with empty docstrings and without lines of comments; its lines keep their numbers."""
-    return NOTES.sub(lambda note: (b"" if note[1] is None else note[1] + b'""') + b"\n" * note[0].count(b"\n"), source)
+    """Return a module with empty docstrings, without comments and imports for types; its lines keep their numbers."""
+    code = NOTES.sub(lambda note: (b"" if note[1] is None else note[1] + b'""') + b"\n" * note[0].count(b"\n"), source)
+    return FOR_TYPES.sub(lambda block: b"if TYPE_CHECKING:\n    pass" + b"\n" * block[1].count(b"\n"), code)
 
 
 def _add(archive: zipfile.ZipFile, name: str, data: bytes) -> None:

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from typing import Annotated, Any, TypedDict, cast
 
 from remote_agent.history.pyramid import BUCKETS
-from remote_agent.wire import Answer, CallFailed, Channel, Items, WireError
+from remote_agent.wire import Answer, CallFailed, Channel, ChannelClosed, Items, WireError
 from remote_agent.wire.answers import (
     MAX_LARGE,
     Address,
@@ -40,6 +40,7 @@ from remote_agent.wire.documents import (
     HistoryItem,
     IncidentDocument,
     NcclSummary,
+    NodeStatus,
     RankNumber,
     RequestReply,
     TimeNs,
@@ -120,6 +121,20 @@ class Identity(Basis, total=False):
 _read_identity = reader(Identity, "job", "node", "term", "role", "live", "last_seq", "members")
 _read_facts = reader(ProbeFacts, *ProbeFacts.__annotations__)
 _read_times = reader(AllReduce, "ms")
+_STEP = Annotated[list[Any], row(int | None, float | None, int | None)]
+_WATCHED = {
+    "status": record({"status": Annotated[Any, read_status]}, {"more": bool}),
+    "nodes": record({"nodes": list[NodeStatus]}, {"more": bool}),
+    "steps": record({"steps": dict[str, _STEP], "generation": GenerationNumber}),
+}
+
+
+def _watched(value: object) -> Any:
+    """Return an item of `watch`: a status, more of its nodes, or newer steps of its ranks."""
+    kind = next((key for key in _WATCHED if isinstance(value, dict) and key in value), "status")
+    return _WATCHED[kind](value)
+
+
 _TREE_CHANGES = {"root": str, "changed": Count, "removed": Count, "conflicts": list[str]}
 
 
@@ -242,7 +257,7 @@ SHAPES: Mapping[str, Read] = {
     "make": _with(said=str),
     "await_engine": _plain(reader(EngineFacts, "torch", "nproc")),
     "status": _plain(read_status),
-    "watch": _with(status=Annotated[Any, read_status]),
+    "watch": _plain(_watched),
     "events": _with(event=Annotated[Any, read_event]),
     "history": _plain(reader(HistoryItem)),
     "series": _series,
@@ -268,11 +283,15 @@ SHAPES: Mapping[str, Read] = {
     "log_follow": _follow,
     "snapshot_files": _with(path=str, files=list[Annotated[Any, row(str, _MODE, Large, Name)]]),
     "snapshot_read": _plain(_NOTHING),
+    # It is read as the answer of the host to which the request is passed on.
+    "relay": lambda data, _body: data,
 }
 """How the answer to each request is read; of a stream, each item. Verbs that change the job have one shape."""
 
 
 _READS = {"status", "watch", "events", "history", "incidents", *(op for op in SHAPES if op.startswith("log_"))}
+PASSED_ON = {op for op in SHAPES if op.startswith(("log_", "snapshot_"))} | {"await_engine", "nccl", "series", "stacks"}
+"""What a host is asked through another one. How the job is, and who its members are, comes over connections only."""
 # Such a refusal depends only on the request: every host answers the same.
 _OF_THE_REQUEST = {"no_log", "no_such_job", "pattern", "usage"}
 
@@ -296,6 +315,8 @@ def read_answer(host: str, op: str, answer: Answer) -> Answer:
 
 # A frame is read in parts of this size, so that a large one on a slow line is seen to arrive.
 PART = 64 * 1024
+# Calls that one host passes on at once; more would fill the room that it has for requests.
+PASSING = 128
 
 
 class _Heard:
@@ -322,6 +343,7 @@ class HostChannel(Channel):
         self._heard = _Heard(reader)
         super().__init__(cast("asyncio.StreamReader", self._heard), writer)
         self._host = host
+        self.passing = asyncio.Semaphore(PASSING)
 
     @property
     def heard_at(self) -> float:
@@ -345,6 +367,40 @@ class HostChannel(Channel):
                     yield read_answer(self._host, op, item)
             except CallFailed as refused:
                 raise _in_lines(refused) from None
+
+
+class RelayedChannel:
+    """Requests to one host through the channel to another one, which could forge the answers."""
+
+    def __init__(self, host: str, node: str, through: str, channel: HostChannel) -> None:
+        self._host = host
+        self._node = node
+        self._through = through
+        self._channel = channel
+
+    async def call(
+        self, op: str, args: Mapping[str, object] | None = None, body: bytes = b"", timeout: float = 30.0
+    ) -> Answer:
+        """Return the answer to one request; raises MalformedAnswer, CallFailed, ChannelClosed, asyncio.TimeoutError."""
+        async with self._channel.passing, aclosing(self.stream(op, args)) as items:
+            answer = await asyncio.wait_for(anext(items, None), timeout)
+        if answer is None:
+            raise MalformedAnswer(self._host, op, f"through {self._through}: no answer to `{op}`")
+        return answer
+
+    async def stream(self, op: str, args: Mapping[str, object] | None = None) -> Items:
+        """Yield the items of one request; raises MalformedAnswer, CallFailed, ChannelClosed."""
+        request = {"node": self._node, "op": op, "args": args or {}}
+        try:
+            async with aclosing(self._channel.stream("relay", request)) as items:
+                async for item in items:
+                    yield read_answer(self._host, op, item)
+        except MalformedAnswer as wrong:
+            raise MalformedAnswer(self._host, op, f"through {self._through}: {wrong.reason}", wrong.hint) from wrong
+        except CallFailed as refused:
+            if refused.kind in ("unreachable", "busy"):
+                raise ChannelClosed(f"through {self._through}: {refused.message}") from None
+            raise
 
 
 def _in_lines(refused: CallFailed) -> CallFailed:

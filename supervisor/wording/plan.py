@@ -53,7 +53,7 @@ def plan(op: str, names: Sequence[str], status: Status, events: Sequence[Journal
         ("Refused", f"{no.message}; {no.hint}" if no.hint else no.message) for no in seen.replies if not no.accepted
     ]
     facts += [
-        ("World", f"{_size(before, before.members)} -> {_size(after, seen.members)}"),
+        ("World", f"{_size(before, tuple(before.members))} -> {_size(after, seen.members)}"),
         ("Ranks", _moves(before, after, op)),
         ("Roles", _roles(seen)),
         ("Minimum", _minimum(status, len(seen.members))),
@@ -99,7 +99,7 @@ def _roles(seen: Preview) -> str:
     if old:
         roles.append(f"{old} stays the coordinator" if old == new else f"the coordinator moves from {old} to {new}")
     if seen.before.members and seen.members:
-        first, then = seen.before.members[0], seen.members[0]
+        first, then = next(iter(seen.before.members)), seen.members[0]
         roles.append(f"rank 0 stays on {first}" if first == then else f"rank 0 moves from {first} to {then}")
     return "; ".join(roles) or "unknown"
 

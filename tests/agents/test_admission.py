@@ -45,7 +45,7 @@ async def reaches(made: Hosts, one: str, other: str) -> bool:
     """Whether an agent believes another node's certificate and is believed."""
     port = int(read_json(files_of(made, other).members)[other]["port"])
     try:
-        channel = await peers.connect(files_of(made, one), other, "127.0.0.1", port, refuse)
+        channel = await peers.connect(peers.Tls(files_of(made, one)), other, "127.0.0.1", port, refuse)
     except peers.PeerUnreachable:
         return False
     running = asyncio.ensure_future(channel.run())

@@ -43,7 +43,7 @@ class Port:
         self._writers: list[asyncio.StreamWriter] = []
         self._running: list[asyncio.Task[None]] = []
 
-    async def _serve(self, _name: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, _peer: peers.Certified, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await Channel(reader, writer, who).run()
         self.ended += 1
 
@@ -56,7 +56,7 @@ class Port:
 
     async def join(self, files: JobFiles | None = None) -> Channel:
         """Connect as n2, or as the node of these files, and ask once."""
-        channel = await peers.connect(files or self.n2, "n1", "127.0.0.1", self.listener.port, who)
+        channel = await peers.connect(peers.Tls(files or self.n2), "n1", "127.0.0.1", self.listener.port, who)
         self._running.append(asyncio.ensure_future(channel.run()))
         assert (await channel.call("hello", timeout=WAIT_S)).data == {"op": "hello"}
         return channel

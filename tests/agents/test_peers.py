@@ -44,14 +44,14 @@ async def exchange(server_files: JobFiles, client_files: JobFiles, name: str) ->
     seen: list[str] = []
     served = asyncio.Event()
 
-    async def accepted(peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        seen.append(peer)
+    async def accepted(peer: peers.Certified, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(peer.name)
         await Channel(reader, writer, who).run()
         served.set()
 
     server = listen(server_files, 0, accepted, lambda: 2)
     try:
-        channel = await peers.connect(client_files, name, "127.0.0.1", server.port, who)
+        channel = await peers.connect(peers.Tls(client_files), name, "127.0.0.1", server.port, who)
         running = asyncio.ensure_future(channel.run())
         assert (await channel.call("hello", timeout=60)).data == {"op": "hello"}
         await channel.close()
@@ -82,7 +82,7 @@ async def test_a_threads_own_connection_leads_to_that_node_of_that_job_or_nowher
     own = files_for(tmp_path / "b", "n1", authority)
     foreign = files_for(tmp_path / "c", "n1", make_authority("other"))
 
-    async def accepted(peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def accepted(peer: peers.Certified, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await Channel(reader, writer, who).run()
 
     listener = listen(server, 0, accepted, lambda: 2)
@@ -112,7 +112,7 @@ def test_another_job_is_refused(tmp_path: Path) -> None:
 async def test_without_a_certificate_nothing_is_answered(tmp_path: Path) -> None:
     files = files_for(tmp_path / "a", "n2", make_authority("job"))
 
-    async def accepted(peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def accepted(peer: peers.Certified, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         raise AssertionError(f"{peer!r} was let in")
 
     server = listen(files, 0, accepted, lambda: 2)
@@ -146,7 +146,7 @@ def test_an_address_from_hearsay_is_dialled_and_proves_no_death(tmp_path: Path) 
     authority = make_authority("job")
     server_files, files = files_for(tmp_path / "a", "n2", authority), files_for(tmp_path / "b", "n1", authority)
 
-    async def accepted(peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def accepted(peer: peers.Certified, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await Channel(reader, writer, who).run()
 
     async def check(held: contextlib.ExitStack) -> None:
@@ -208,7 +208,7 @@ def test_key_material_that_cannot_be_read_is_no_crash(tmp_path: Path) -> None:
     files = files_for(tmp_path, "n1", make_authority("job"))
     files.cert.unlink()
     with pytest.raises(peers.PeerUnreachable, match="No such file"):
-        asyncio.run(peers.connect(files, "n2", "127.0.0.1", 1, who))
+        asyncio.run(peers.connect(peers.Tls(files), "n2", "127.0.0.1", 1, who))
 
 
 def test_an_order_that_overtakes_the_answer_to_join_is_reported_too(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_an_order_that_overtakes_the_answer_to_join_is_reported_too(tmp_path: Pa
     async def check(nodes: Nodes) -> None:
         idle = asyncio.Event()
 
-        async def accepted(_peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def accepted(_peer: peers.Certified, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             async def coordinate(op: str, args: dict[str, Any], body: bytes) -> Answer:
                 if op == "join":
                     stop = {"generation": 0, "grace_s": 1.0, "collect": False}

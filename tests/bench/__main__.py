@@ -27,6 +27,7 @@ from tests.bench import (
     odd,
     report,
     restart,
+    scale,
     screen,
     snapshots,
     standby,
@@ -56,7 +57,10 @@ BENCHMARKS: dict[str, Callable[[], Report]] = {
     "last_output": last_output.run,
     "transports": transports.run,
     "containers": containers.run,
+    "scale": scale.run,
 }
+# These need no cluster of hosts.
+ALONE = frozenset({"scale"})
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -68,7 +72,8 @@ def main(argv: list[str] | None = None) -> int:
     unknown = [name for name in options.names if name not in BENCHMARKS]
     if unknown:
         parser.error(f"no benchmark {unknown[0]}; there are {', '.join(BENCHMARKS)}")
-    obstacle = cluster_obstacle()
+    names = options.names or list(BENCHMARKS)
+    obstacle = "" if ALONE.issuperset(names) else cluster_obstacle()
     if obstacle:
         print(f"no hosts to measure on: {obstacle}", file=sys.stderr)
         return 2
@@ -76,7 +81,7 @@ def main(argv: list[str] | None = None) -> int:
     os.environ[MARK] = secrets.token_hex(8)
     with scratch():
         try:
-            return _run([BENCHMARKS[name] for name in options.names or BENCHMARKS], options.json)
+            return _run([BENCHMARKS[name] for name in names], options.json)
         finally:
             left = marked(os.environ[MARK])
             for pid in left:

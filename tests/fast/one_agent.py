@@ -15,6 +15,7 @@ from remote_agent.coordinator import state as s
 from remote_agent.coordinator.formation import holds_quorum, is_held
 from remote_agent.coordinator.journal import age
 from remote_agent.coordinator.machine import step
+from remote_agent.diagnose.incidents import iso_time
 from remote_agent.election import member
 from remote_agent.wire.events import EventType
 from tests.fast.journals import check_readable
@@ -139,8 +140,9 @@ class Agent:
     def record(self, emit: s.Emit) -> None:
         assert self.role is not None
         check_readable(emit)
+        now = iso_time(int(self.world.now * 1e9))
         found: Record = {
-            "seq": len(self.records) + 1, "time": "", "type": emit.type, "generation": emit.generation,
+            "seq": len(self.records) + 1, "time": now, "type": emit.type, "generation": emit.generation,
             "node": emit.node, "rank": emit.rank, "detail": dict(emit.detail), "term": self.role.term,
         }  # fmt: skip
         self.records.append(found)

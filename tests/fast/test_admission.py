@@ -75,6 +75,9 @@ class FakeHub:
         self.authorities: dict[str, str] = {}
         self.notices: list[str] = []
 
+    async def reach(self) -> None:
+        """All are connected to."""
+
     def opened_links(self, live: bool | None = None) -> list[FakeLink]:
         return list(self.links)
 
@@ -326,7 +329,7 @@ def test_what_the_coordinator_really_sends_is_a_whole_order_for_the_engine(tmp_p
     members = {node.name: s.Node(node, nproc=2) for node in own.spec.nodes}
     groups = (*quorum.first("n2", ""), quorum.Group(4, 1, {"n1": "", "n2": ""}, ("n2", "")))
     state = s.State(
-        own.spec, "n2", term=1, nodes=members, members=("n1", "n2"), generation=4, env={"NCCL_DEBUG": "INFO"},
+        own.spec, "n2", term=1, nodes=members, members=s.ranked(("n1", "n2")), generation=4, env={"NCCL_DEBUG": "INFO"},
         groups=groups, recorded=frozenset({"n2"}), port=29500,
     )  # fmt: skip
     turn = Turn(state, 0.0, 0)

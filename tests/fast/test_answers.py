@@ -20,7 +20,7 @@ from remote_agent.wire import answers as wire_answers
 from remote_agent.wire.gate import Misfit, record, shape
 from supervisor.errors import HostError, RequestFailed, why
 from supervisor.inventory import Host
-from supervisor.link.host_link import HostLink
+from supervisor.link.host_link import OPEN, HostLink
 from supervisor.link.jobs import choose_job, group_jobs
 from supervisor.logs.live import RowReader
 from supervisor.logs.merge import part_of
@@ -131,7 +131,7 @@ def _show_fabric(answer: Any) -> None:
 
 CASES: dict[str, tuple[str, Any, Callable[[Any], object]]] = {
     "status": ("status", _job().status, _show_status),
-    "watch": ("watch", {"status": _job().status}, lambda item: _show_status(item["status"])),
+    "watch": ("watch", {"status": _job().status}, lambda item: _show_status(item.get("status", _job().status))),
     "facts": ("facts", FACTS, _show_facts),
     "jobs": ("jobs", JOBS, _show_jobs),
     "nccl": ("nccl", NCCL, _show_fabric),
@@ -254,9 +254,11 @@ def _refusing(name: str, kind: str) -> Any:
     async def stream(op: str, _args: Any = None) -> Items:
         yield await call(op)
 
-    owner: Any = SimpleNamespace(touch=lambda: None, notice=lambda *_: None, agent=SimpleNamespace(sha256=""), job="j")
+    owner: Any = SimpleNamespace(
+        touch=lambda: None, notice=lambda *_: None, agent=SimpleNamespace(sha256=""), job="j", is_over=False
+    )
     link: Any = HostLink(Host(name, name, name), owner)
-    link._node, link.opened = SimpleNamespace(channel=SimpleNamespace(call=call, stream=stream)), True
+    link._node, link._job = SimpleNamespace(channel=SimpleNamespace(call=call, stream=stream)), OPEN
     return link
 
 
@@ -384,6 +386,6 @@ def test_what_the_gate_lets_through_has_the_declared_type(name: str) -> None:
 
 
 def test_a_declaration_that_the_gate_cannot_check_is_refused() -> None:
-    for kind in (object, set, int | str, dict[int, str], tuple[int, str], Literal["a"]):
+    for kind in (object, set, int | str, dict[int, str], frozenset[int], Literal["a"]):
         with pytest.raises(TypeError, match="cannot have a field of type"):
             record({"x": kind})({"x": 1})

@@ -28,6 +28,7 @@ from supervisor.cli.steer import find_outcome
 from supervisor.errors import RequestFailed, SupervisorError, Unreachable, UsageError
 from supervisor.inventory import Host, Inventory, JobDefaults
 from supervisor.link import jobs
+from supervisor.link.host_link import OPEN
 from supervisor.link.jobs import choose_job, group_jobs
 from supervisor.session import Session
 from supervisor.ssh.answers import SHAPES
@@ -239,7 +240,7 @@ async def test_the_end_in_a_nodes_files_counts_more_than_an_agent_that_was_cut_o
         session = Session(Inventory(Path("hosts.toml"), hosts, JobDefaults(workdir=Path())))
         for name, one in found.items():
             session.links[name].learn(one)
-            session.links[name].opened = True
+            session.links[name]._job = OPEN
         return session.opened_links()[0].host.name
 
     ended, before = await identity(3), await identity(1)

@@ -211,7 +211,7 @@ def test_the_status_shows_who_lags_and_the_age_of_a_measurement() -> None:
     vitals = {"age_s": 1.0, "gpus": [{"index": 0, "age_s": 2.0}]}
     facts: Any = {
         "n1": {
-            "generation": 0, "heard_at": 90.0, "vitals": vitals,
+            "generation": 0, "heard_at": 90.0, "measured_at": 90.0, "vitals": vitals,
             "ranks": {"0": {"step": 20, **said}, "1": {"step": 12, **said}},
         },
         "n2": {"generation": 0, "ranks": {"2": {"step": 19}, "3": {"step": 21}}},
@@ -421,7 +421,7 @@ def group(backend: str = "c10d", endpoint: str = "", nodes: int = 2, generation:
         world.state,
         spec=dataclasses.replace(world.state.spec, rendezvous=asked),
         generation=generation,
-        members=tuple(world.state.nodes),
+        members=s.ranked(world.state.nodes),
     )
 
 

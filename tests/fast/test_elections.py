@@ -99,9 +99,9 @@ def test_a_coordinator_that_stood_still_blames_nobody_else(size: int, pause: int
 def test_a_node_of_the_group_takes_over_before_a_spare() -> None:
     node = s.Node(NodeSpec("", ""), connected=True, ready=True, status="running")
     nodes = {"n1": node, "n2": dataclasses.replace(node, status="spare"), "n3": node}
-    state = s.State(spec(3), "n1", 1, nodes, members=("n1", "n3"))
+    state = s.State(spec(3), "n1", 1, nodes, members=s.ranked(("n1", "n3")))
     assert policy.successor(state) == "n3"
-    alone = dataclasses.replace(state, members=("n1",))
+    alone = dataclasses.replace(state, members=s.ranked(("n1",)))
     assert policy.successor(alone) == "n2"
 
 

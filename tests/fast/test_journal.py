@@ -287,5 +287,5 @@ def test_a_group_with_a_node_that_the_journal_lacks_is_taken_over_without_it() -
     members = [{"node": name, "group_rank": at, "base_rank": at, "nproc": 1} for at, name in enumerate(("n1", "n9"))]
     started = record(1, type="generation_started", detail={"members": members, "restarts": 0})
     state = replay.take_over(spec(2), "n1", 2, [started], 0.0)
-    assert state.members == ("n1",)
+    assert state.members == {"n1": 0}
     assert state.waiting == {"n1"}

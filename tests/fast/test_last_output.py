@@ -16,8 +16,9 @@ import pytest
 
 from remote_agent.agent import last_output
 from remote_agent.agent.background import Background
-from remote_agent.agent.coordinator_shell import REPORTS
 from remote_agent.agent.last_output import END_BYTES, LastOutputKeeper
+from remote_agent.agent.reports import read_report
+from remote_agent.base.clocks import Clock
 from remote_agent.base.paths import Home, JobFiles
 from remote_agent.base.tasks import Tasks
 from remote_agent.coordinator import inputs, replay
@@ -266,12 +267,12 @@ def test_the_last_output_of_a_lost_node_is_evidence_of_its_incident_whenever_it_
 def test_a_report_of_last_output_is_checked_where_it_arrives() -> None:
     line = {"node": "n1", "rank": 0, "file": None, "line": None, "text": "x" * 9999}
     report = {"generation": 0, "of": "n2", "ranks": [0], "evidence": [line] * 99}
-    read = REPORTS["last_output"]("n3", 0, report)
+    read = read_report("n3", "last_output", report, Clock())
     assert isinstance(read, inputs.LastOutput)
     assert len(read.evidence) == 12
     assert (read.evidence[0]["node"], len(read.evidence[0]["text"])) == ("n3", 240)
     with pytest.raises(Misfit):
-        REPORTS["last_output"]("n3", 0, {**report, "evidence": "all"})
+        read_report("n3", "last_output", {**report, "evidence": "all"}, Clock())
 
 
 async def test_however_many_nodes_have_sent_their_output_here_only_some_are_kept(

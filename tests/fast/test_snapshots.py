@@ -746,7 +746,7 @@ def test_a_dcp_snapshot_that_is_being_written_over_is_not_complete(tmp_path: Pat
 class Node:
     """One node's files, reached as by a link."""
 
-    opened, is_malformed = True, False
+    can_be_asked, is_malformed = True, False
 
     def __init__(self, name: str, root: Path) -> None:
         self.view = SimpleNamespace(name=name)

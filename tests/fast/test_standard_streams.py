@@ -132,6 +132,7 @@ class HostileSession:
 
     ended = True
     version = 1
+    spared: frozenset[str] = frozenset()
 
     def __init__(self, *_args: object, **_options: object) -> None:
         source = recorded.load("failed_4x2")
@@ -150,6 +151,9 @@ class HostileSession:
 
     async def settle(self) -> list[Any]:
         return []
+
+    def set_status(self, _status: object) -> None:
+        pass
 
     async def wait_change(self, *_args: object) -> int:
         return 1

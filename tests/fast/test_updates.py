@@ -274,6 +274,9 @@ class OneAgent:
     async def settle(self, nodes: list[str]) -> None:
         """All have answered."""
 
+    async def reach(self) -> None:
+        """All are connected to."""
+
     async def until_current(self) -> None:
         """There is nothing more to hear."""
 
@@ -438,7 +441,7 @@ def test_a_host_that_does_not_answer_does_not_delay_the_repair_of_others(monkeyp
         hub: Any = SimpleNamespace(
             launching=False, failure=None, attach="control", read_only=False, ended=False, state="degraded",
             status={"nodes": nodes}, links={"n1": first, "n2": second}, notice=lambda *_: None, own=own,
-            opened_links=lambda live: [], wait_until=nothing,
+            opened_links=lambda live: [], wait_until=nothing, spared=(),
         )  # fmt: skip
         healer = asyncio.get_running_loop().create_task(heal.Healer(hub).run())
         try:
@@ -720,7 +723,7 @@ def two_links(refuses: Sequence[str] = (), copy_on: str = "", **facts: Any) -> A
 
         return SimpleNamespace(
             view=SimpleNamespace(name=name), active=True, opened=True, opened_at=1.0, is_malformed=False,
-            stream=stream, call=call,
+            can_be_asked=True, reached_at=1.0, through=None, connect=lambda: None, stream=stream, call=call,
         )  # fmt: skip
 
     links, left_out = {name: link(name) for name in ("n1", "n2")}, set[str]()

@@ -53,7 +53,7 @@ class NodeLink:
     store: LogStore
     root: Path
     stuck: bool = False
-    opened: bool = True
+    can_be_asked: bool = True
     opened_at: float = 1.0
     is_malformed: bool = False
 

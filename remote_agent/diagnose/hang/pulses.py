@@ -1,15 +1,14 @@
 """What one rank does between two pulses: it waits, works or is idle. Pure.
 
-In: two pulses of the rank, some seconds apart (remote_agent.engine.inspect.pulse). Out: its Wait, how it is idle.
+In: two pulses of the rank, some seconds apart (remote_agent.engine.inspect.pulse). Out: its Wait, how it is idle;
+`read_pulses`, the gate for the pulses of a node. The annotations are evaluated (see wire/gate.py).
 """
 
-from __future__ import annotations
-
 import dataclasses
-from typing import TYPE_CHECKING, Any, Optional, TypedDict
+from typing import Annotated, Any, Optional, TypedDict
 
-if TYPE_CHECKING:
-    from remote_agent.wire.documents import SourceExcerpt
+from remote_agent.wire.documents import Figure, SourceExcerpt, by_rank
+from remote_agent.wire.gate import reader, row
 
 # An idle interpreter with its threads uses a smaller share of a processor than this, any work a larger one.
 BUSY_SHARE = 0.03
@@ -44,9 +43,12 @@ ReachedCollectives = TypedDict(
 
 done_us: None where it is not done yet; absent where the backend does not say (gloo).
 """
+# The values of a flight.Call.
+_CALL = row(int, str, str, int, str, bool, bool, str, int)
 GroupPulse = TypedDict(
     "GroupPulse",
-    {"ranks": Optional[list[int]], "last": int, "calls": list[list[Any]], "came": ReachedCollectives,
+    {"ranks": Optional[list[int]], "last": int, "calls": list[Annotated[list[Any], _CALL]],
+     "came": Annotated[ReachedCollectives, reader(ReachedCollectives, "first", "t_us", "later_us")],
      "seq": int, "op": str, "sizes": str, "age_s": float, "timeout_s": Optional[float], "backend": str},
     total=False,
 )  # fmt: skip
@@ -56,6 +58,15 @@ ranks: the group's members, None where the record does not have them; last: numb
 newest ones, as `flight.from_rows` reads them; came: when this rank called the newest ones of the group of all ranks.
 seq, op, sizes, age_s, timeout_s, backend: of the oldest one that is not done; age_s is 0 where the record has no time.
 """
+_read_open = reader(GroupPulse, "ranks", "last", "seq", "op", "sizes", "age_s", "timeout_s", "backend")
+_read_done = reader(GroupPulse, "ranks", "last")
+
+
+def _group(value: object) -> GroupPulse:
+    """Return what a rank has recorded of a group; the oldest open collective is described as a whole, or not at all."""
+    return (_read_open if isinstance(value, dict) and "seq" in value else _read_done)(value)
+
+
 EndedPart = TypedDict(
     "EndedPart",
     {"part": str, "type": str, "headline": str, "place": str, "traceback": str, "line": Optional[int], "age_s": float},
@@ -78,14 +89,14 @@ class EnginePulse(ProcessPulse, StackPulse):
 
     t: float
     """Monotonic seconds."""
-    net: int | None
+    net: Optional[int]
     deaf: bool
     """Its worker server does not answer."""
-    source: SourceExcerpt | None
+    source: Optional[SourceExcerpt]
     """The lines of the file around `where`."""
-    groups: dict[str, GroupPulse]
+    groups: dict[str, Annotated[GroupPulse, _group]]
     """By process group and backend."""
-    ended: EndedPart | None
+    ended: Optional[EndedPart]
     children: list[ChildrenPulse]
     unanswered: list[str]
     """The remote ends that do not answer a rank that waits, and the connected ones."""
@@ -95,13 +106,22 @@ class EnginePulse(ProcessPulse, StackPulse):
     addresses: list[str]
 
 
-class Pulse(EnginePulse):
-    """A pulse as it reaches the coordinator."""
+class ReportedPulse(EnginePulse):
+    """A pulse as an agent reports it."""
 
-    step: tuple[int | None, float | str | None] | None
-    """The step and the loss that it has printed last: added by its agent."""
-    clock: tuple[int, int | None]
+    step: Optional[tuple[Optional[int], Figure]]
+    """The step and the loss that the rank has printed last: added by its agent."""
+
+
+class Pulse(ReportedPulse):
+    """A pulse as the coordinator's state machine gets it."""
+
+    clock: tuple[int, Optional[int]]
     """The node's base.clocks.Clock, by which its times are corrected: added by the coordinator's agent."""
+
+
+ReportedPulses = Annotated[dict[str, ReportedPulse], by_rank(ReportedPulse)]
+"""The pulses of a node's ranks, by rank."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,11 +133,11 @@ class Wait:
     op: str
     sizes: str = ""
     age_s: float = 0.0
-    timeout_s: float | None = None
+    timeout_s: Optional[float] = None
     backend: str = ""
 
 
-def lasting_wait(before: Pulse, now: Pulse) -> Wait | None:
+def lasting_wait(before: Pulse, now: Pulse) -> Optional[Wait]:
     """Return what a rank waited for in both pulses; of several collectives the oldest."""
     waits = []
     for name, group in now["groups"].items():
@@ -139,7 +159,7 @@ def lasting_wait(before: Pulse, now: Pulse) -> Wait | None:
     return None
 
 
-def idleness(before: Pulse, now: Pulse) -> str | None:
+def idleness(before: Pulse, now: Pulse) -> Optional[str]:
     """Return how a rank is idle; None if it is not, or not known."""
     if is_stopped(before, now):
         return STOPPED

@@ -17,6 +17,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
 
 from remote_agent.diagnose.evidence import JobContext, name_nodes
@@ -184,7 +185,9 @@ def _find_stall(before: Mapping[int, Pulse], now: Mapping[int, Pulse], exited: f
     waits = _waits(before, now)
     stopped = {rank: STOPPED for rank in both if is_stopped(before[rank], now[rank])}
     blockers = _all_blockers(waits, now, exited)
-    wanted = {rank for held in blockers.values() for rank in held}
+    # Ranks that wait for the same share one set.
+    each = {id(held): held for held in blockers.values()}.values()
+    wanted = {rank for held in each for rank in held}
     idle = {rank: how for rank in both - set(waits) if (how := idleness(before[rank], now[rank])) is not None}
     idle.update(dict.fromkeys(exited, EXITED))
     # On a slow network the last ranks still receive what the first ones already have.
@@ -194,7 +197,7 @@ def _find_stall(before: Mapping[int, Pulse], now: Mapping[int, Pulse], exited: f
     idle.update(dict.fromkeys(behind, BEHIND))
     # An idle rank may wait for a busy one invisibly, for example for a file lock.
     busy = {rank for rank in both - set(idle) - set(waits) if is_busy(before[rank], now[rank])}
-    sure = {rank for held in blockers.values() if held.isdisjoint(busy) for rank in held}
+    sure = {rank for held in each if held.isdisjoint(busy) for rank in held}
     missing = {rank: how for rank, how in idle.items() if rank in (sure if how == IDLE else wanted)}
     missing.update(stopped)
     if missing:
@@ -214,15 +217,26 @@ def awaited(
 ) -> dict[int, dict[int, Wait]]:
     """Return the ranks that others wait for and that wait for nobody, each with what the others wait for."""
     waits = _waits(before, now)
+    waiting = waits.keys()
     held: dict[int, dict[int, Wait]] = {}
     for rank, ranks in _all_blockers(waits, now, exited).items():
-        for blocker in ranks - set(waits):
+        for blocker in ranks - waiting:
             held.setdefault(blocker, {})[rank] = waits[rank]
     return held
 
 
-def _all_blockers(waits: Mapping[int, Wait], now: Mapping[int, Pulse], exited: frozenset[int]) -> dict[int, set[int]]:
-    return {rank: _blockers(rank, wait, waits, now, exited) for rank, wait in waits.items()}
+def _all_blockers(
+    waits: Mapping[int, Wait], now: Mapping[int, Pulse], exited: frozenset[int]
+) -> dict[int, AbstractSet[int]]:
+    """Return the ranks that have not reached what each of these waits for; thousands may wait for the same."""
+    known: dict[tuple[str, int], AbstractSet[int]] = {}
+    blockers: dict[int, AbstractSet[int]] = {}
+    for rank, wait in waits.items():
+        key = wait.group, wait.seq
+        if key not in known:
+            known[key] = _blockers(wait, waits, now, exited)
+        blockers[rank] = known[key] - {rank} if rank in known[key] else known[key]
+    return blockers
 
 
 def _waits(before: Mapping[int, Pulse], now: Mapping[int, Pulse]) -> dict[int, Wait]:
@@ -302,19 +316,19 @@ def _flight(pulse: Pulse) -> Record:
 
 
 def _blockers(
-    rank: int, wait: Wait, waits: Mapping[int, Wait], now: Mapping[int, Pulse], exited: frozenset[int]
-) -> set[int]:
-    """Return the ranks that have not reached what this one waits for."""
+    wait: Wait, waits: Mapping[int, Wait], now: Mapping[int, Pulse], exited: frozenset[int]
+) -> AbstractSet[int]:
+    """Return the ranks that have not reached what is waited for."""
     everyone = set(now) | exited
     if not wait.group:
         # The group is unknown: every rank that is not inside torch.distributed is missing.
-        return {other for other in everyone if other != rank and other not in waits}
+        return everyone - waits.keys()
     listed = next((ranks for one in now.values() if (ranks := one["groups"].get(wait.group, {}).get("ranks"))), None)
     # The flight record of gloo does not list the members of a group: then they are the ranks that have used it.
     users = {other for other in now if wait.group in now[other]["groups"]}
     members = set(listed) if listed else everyone if group_name(wait.group) == DEFAULT_GROUP else users
     arrived = {other for other in users if now[other]["groups"][wait.group]["last"] >= wait.seq}
-    return (members & everyone) - arrived - {rank}
+    return (members & everyone) - arrived
 
 
 def _places(ranks: Mapping[int, str], now: Mapping[int, Pulse]) -> dict[int, str]:

@@ -96,9 +96,13 @@ async def _pulse(boot: BootDirectory, one: RankProcess, tree: Tree, with_stack: 
             stacks = await ask(boot, one.rank, True, STACKS)
             is_deaf = not isinstance(stacks, bytes)
             stack = read_stack(tidy(stacks)) if isinstance(stacks, bytes) else stack
-    for group in groups.values():
+    for key, group in groups.items():
         if not ("seq" in group or stack["inside"]):
             del group["calls"]
+        members = group["ranks"]
+        # Two members are enough to list them all, and the first group has all ranks anyway.
+        if members and (flight.group_name(key) == flight.DEFAULT_GROUP or one.rank not in (members[0], members[-1])):
+            group["ranks"] = None
     return {"t": t, **process, **stack, "deaf": is_deaf, "groups": groups, "source": None, "net": None, "ended": None,
             "children": [], "ras": [], "unanswered": [], "reached": [], "addresses": []}  # fmt: skip
 
