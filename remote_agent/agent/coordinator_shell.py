@@ -400,7 +400,8 @@ class Coordinator:
 
     def beat(self, node: str, args: Args) -> None:
         """Take a heartbeat: the lease counts also where the facts in it are malformed."""
-        clock = self._clocks[node] = clocks.Clock.from_report(args)
+        came, clock = clocks.now(), clocks.Clock.from_report(args)
+        self._clocks[node] = clock
         age_s = max(0.0, float(args.get("heard_age", 0.0))) + clocks.Echo.delay(args)
         beat = inputs.Heartbeat(node, age_s)
         try:
@@ -414,7 +415,7 @@ class Coordinator:
         wrong = next(iter(self._malformed[node].values()), "")
         if wrong != self.facts.get(node, {}).get("malformed", ""):
             self.facts[node] = {**self.facts.get(node, {}), "malformed": wrong}
-        self._beats.append((clocks.now(), beat))
+        self._beats.append((came, beat))
 
     def _read_facts(self, node: str, age_s: float, clock: clocks.Clock, args: object) -> inputs.Heartbeat:
         """Take all facts about a node; raises Misfit."""
