@@ -388,7 +388,7 @@ def steps_of(status: Status) -> dict[str, list[object]]:
     }
 
 
-def pieces(status: Status) -> Iterator[dict[str, object]]:
+def pieces(status: Status) -> Iterator[dict[str, Any]]:
     """Yield a status in pieces of PIECE_NODES nodes; `more`: the next one belongs to it."""
     nodes = status["nodes"]
     for at in range(0, max(1, len(nodes)), PIECE_NODES):

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import Phase, given
 from hypothesis import strategies as st
 
-from remote_agent.coordinator import inputs, policy
+from remote_agent.coordinator import inputs, policy, quorum
 from remote_agent.coordinator import state as s
 from remote_agent.election import member
 from remote_agent.election.ballot import Ballot
@@ -94,6 +94,25 @@ def test_a_coordinator_that_stood_still_blames_nobody_else(size: int, pause: int
     assert paused == ([] if head.name == "n2" else [pytest.approx(pause, abs=1)])
     assert head.role is not None
     assert (head.role.generation > 0, head.role.restarts) == (pause == 20, 0)
+
+
+def test_many_candidates_in_a_row_that_are_gone_delay_an_election_by_seconds() -> None:
+    assert [member.stagger_s(place) for place in (0, 1, 3)] == [0.0, 1.0, 2.0]
+    # The first 32 of a group of a thousand are gone.
+    assert member.stagger_s(32) < 5.1
+    order = [f"n{number}" for number in range(1000)]
+    view = member.Member("n32", 15.0, term=1, contact=0.0)
+    assert not member.election_due(view, order, 12.0)
+    assert member.election_due(view, order, 15.0 + 5.0)
+
+
+def test_a_vote_is_lost_once_those_who_are_silent_could_not_turn_it() -> None:
+    group = quorum.Group(1, 1, dict.fromkeys(("a", "b", "c", "d", "e"), ""), ("a", ""), formed=True)
+    tally = quorum.Tally({"a": ""}, (1, 1), (group,))
+    assert not tally.is_lost(["b", "c", "d", "e"])
+    assert not tally.is_lost(["b", "c"])
+    assert tally.is_lost(["b"])
+    assert not tally.is_lost(["b"], dead=["c", "d"])
 
 
 def test_a_node_of_the_group_takes_over_before_a_spare() -> None:

@@ -14,7 +14,7 @@ FEW, MANY = 6, 24
 SCENES = {
     name: act
     for name, act in scale.SCENES.items()
-    if any(part in name for part in ("all join", "a quiet second", "is lost", "is back", "a restart"))
+    if any(part in name for part in ("all join", "a quiet second", "is lost", "is back", "a restart", "half", "pulses"))
 }
 
 
@@ -43,6 +43,17 @@ def test_a_quiet_job_sends_one_heartbeat_a_second_and_node() -> None:
         assert quiet.received / (hosts - 1) < 1.2
         assert quiet.sent / (hosts - 1) < 1.2
         assert quiet.received_bytes / (hosts - 1) < 2000
+
+
+def test_however_many_join_each_is_sent_the_same_number_of_messages() -> None:
+    for scene in ("all join", "half of the nodes"):
+        few, many = (_coordinator(scene, hosts).sent / (hosts - 1) for hosts in (FEW, MANY))
+        assert many <= few + 2, scene
+
+
+def test_what_a_rank_says_of_itself_does_not_grow_with_the_ranks() -> None:
+    few, many = (_coordinator("pulses", hosts).received_bytes / (hosts - 1) for hosts in (FEW, MANY))
+    assert many < 1.2 * few
 
 
 def test_a_restart_costs_the_coordinator_the_same_for_each_node() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from remote_agent.agent.requests import PIECE_NODES, essence, pieces, steps_of
 from remote_agent.wire import Answer, CallFailed, ChannelClosed, NodeSpec
 from remote_agent.wire.frames import encode
 from supervisor.cli import logs, options, record, snapshots, stacks
@@ -238,6 +240,29 @@ async def test_a_status_that_comes_after_the_end_of_the_journal_is_taken() -> No
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)
     assert hub.status == {"state": "degraded"}
+
+
+def test_a_large_status_comes_in_pieces_and_its_steps_apart() -> None:
+    rank = {"rank": 0, "state": "running", "step": 5, "last_output_age_s": 1.0, "progress": {"loss": 0.5, "lag": 0}}
+    nodes = [
+        {"name": f"n{number}", "state": "running", "reason": None, "group_rank": number,
+         "ranks": [{**rank, "rank": number}]}
+        for number in range(PIECE_NODES + 3)
+    ]  # fmt: skip
+    whole: Any = {"job": "j", "state": "running", "generation": 2, "nodes": nodes}
+    first, second = pieces(whole)
+    assert (first["more"], second["more"]) == (True, False)
+    assert [*first["status"]["nodes"], *second["nodes"]] == nodes
+    empty: Any = {**whole, "nodes": []}
+    assert [piece["more"] for piece in pieces(empty)] == [False]
+    later = copy.deepcopy(whole)
+    later["nodes"][7]["ranks"][0].update(step=9, last_output_age_s=0.1, progress={"loss": 0.5, "lag": 2})
+    assert essence(later) == essence(whole)
+    assert updates.with_steps(whole, 2, steps_of(later)) == later
+    # Steps of another group say nothing about this one.
+    assert updates.with_steps(whole, 3, steps_of(later)) == whole
+    later["nodes"][7]["ranks"][0]["state"] = "failed"
+    assert essence(later) != essence(whole)
 
 
 def test_a_status_of_a_host_that_is_gone_stands_for_less_than_ten_seconds() -> None:
