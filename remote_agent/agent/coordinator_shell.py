@@ -197,6 +197,7 @@ class Coordinator:
 
     async def close(self) -> None:
         """Stop acting as the coordinator."""
+        self._arrived, self._beats = [], []
         await self.hooks.close()
         await self._tasks.close()
 

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 # One node's rows are awaited at most this long where those of the others are wanted without them, seconds.
 PATIENCE = 2.5
+# Of many nodes each is asked for its share of a page, a few times over as some print more than others, and for this many
+# rows at least.
+SHARES, LEAST_ROWS = 4, 32
 
 RankStream = tuple[int, int, str]
 """Generation, rank, stream."""
@@ -120,7 +123,9 @@ async def merged(
     be fewer rows than exist, or none, and from a time on also the last ones before it. `patience_s`: nodes that have
     not answered by then are left out. Raises Unreachable, RequestFailed.
     """
-    args = {**selection.args(), **selection.filter.args(), "count": count}
+    names = [link.view.name for link in sources(session, selection.nodes)]
+    share = max(LEAST_ROWS, SHARES * count // max(1, len(names)))
+    args = {**selection.args(), **selection.filter.args(), "count": min(count, share)}
     if selection.generation is None:
         args["generation"] = newest(await files(session, selection.nodes))
     clocks = clocks or Clocks(session)
@@ -139,7 +144,6 @@ async def merged(
             message = f"{name}: the job was started by another supervisor: its agent does not send {missing}"
             raise RequestFailed(message, "use the one that started it", "version") from missing
 
-    names = [link.view.name for link in sources(session, selection.nodes)]
     answers = dict(zip(names, await asyncio.gather(*map(one, names)), strict=True))
     failed = {name: answer for name, answer in answers.items() if not isinstance(answer, Part)}
     if patience_s is None or len(failed) == len(answers):
