@@ -15,12 +15,14 @@ from remote_agent.base import clocks
 from remote_agent.base.tasks import within
 from remote_agent.coordinator.state import HEARTBEAT_S
 from remote_agent.election import peers
-from remote_agent.wire import Args, CallFailed, Channel, Handler, Problem, WireError, leases
+from remote_agent.wire import Answer, Args, CallFailed, Channel, Handler, Items, Problem, WireError, leases
+from remote_agent.wire.status_diff import joined
 
 if TYPE_CHECKING:
     from remote_agent.agent.context import Context
     from remote_agent.agent.coordinator_shell import CoordinatorRole
     from remote_agent.election.election import Election
+    from remote_agent.wire.documents import Status
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +36,10 @@ class Joining(Protocol):
     def introduction(self) -> dict[str, Any]: ...
     def heartbeat(self) -> dict[str, Any]: ...
     def handler(self, node: str, channel: Channel | None = None) -> Handler: ...
+
+
+async def _all(items: Items) -> list[Answer]:
+    return [item async for item in items]
 
 
 class CoordinatorLink:
@@ -176,6 +182,20 @@ class CoordinatorLink:
             return (await self.channel.call("request", {"op": op, "args": args}, timeout=CALL_TIMEOUT_S)).data
         except (WireError, asyncio.TimeoutError) as error:
             raise Problem("no_coordinator", f"the coordinator did not answer: {error}") from error
+
+    async def status(self) -> Status:
+        """Return the coordinator's status document, wherever it is; raises Problem when there is none."""
+        if self._role.coordinator is not None:
+            return self._role.coordinator.status()
+        if self.channel is None:
+            raise self._unreachable()
+        items = self.channel.stream("status", {})
+        try:
+            return joined(part.data for part in await asyncio.wait_for(_all(items), CALL_TIMEOUT_S))
+        except (WireError, KeyError, ValueError, asyncio.TimeoutError) as error:
+            raise Problem("no_coordinator", f"the coordinator did not answer: {error}") from error
+        finally:
+            await items.aclose()
 
     def _unreachable(self) -> Problem:
         """Say why there is no connection to a coordinator."""

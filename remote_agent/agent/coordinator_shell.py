@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from remote_agent.agent import metrics
+from remote_agent.agent.file_requests import in_pieces
 from remote_agent.agent.hooks import Hooks
 from remote_agent.agent.reports import read_report
 from remote_agent.base import clocks
@@ -32,7 +33,7 @@ from remote_agent.coordinator.views import is_short
 from remote_agent.diagnose.incidents import iso_time
 from remote_agent.election.member import is_too_high
 from remote_agent.text.shapes import clip
-from remote_agent.wire import Answer, Args, Channel, NodeSpec, Problem, WireError, encode
+from remote_agent.wire import Answer, Args, Channel, Items, NodeSpec, Problem, WireError, encode
 from remote_agent.wire.agents import OPERATORS
 from remote_agent.wire.documents import read_event, read_node_report, read_steps
 from remote_agent.wire.events import ENDED_EVENTS, EventType
@@ -276,9 +277,6 @@ class Coordinator:
 
     def request(self, node: str, op: str, args: Args) -> Any:
         """Answer a request that a node passes on for an operator; raises Problem when it is refused, Misfit."""
-        if op == "status":
-            self._take_arrived()
-            return self.status()
         if op == "operators":
             self._note_operators(node, shape(OPERATORS)(args))
             return {}
@@ -311,6 +309,7 @@ class Coordinator:
 
     def status(self) -> Status:
         """Return the status document."""
+        self._take_arrived()
         known = {**self.facts, self._me: as_known(self._own.facts(), clocks.Clock(0, 0))}
         return document(self.state, known, self._me, clocks.now())
 
@@ -638,6 +637,7 @@ class CoordinatorRole:
             "beat": self._on_heartbeat,
             "time": self._on_time,
             "request": self._on_request,
+            "status": self._on_status,
         }
 
     @property
@@ -762,6 +762,9 @@ class CoordinatorRole:
     async def _on_time(self, node: str, channel: Channel | None, args: Args) -> Answer:
         self._held()
         return Answer({"received_ns": time.time_ns(), "answered_ns": time.time_ns(), "now": clocks.now()})
+
+    async def _on_status(self, node: str, channel: Channel | None, args: Args) -> Items:
+        return in_pieces(self._held().status())
 
     async def _on_request(self, node: str, channel: Channel | None, args: Args) -> Answer:
         return Answer(self._held().request(node, args["op"], args["args"]))

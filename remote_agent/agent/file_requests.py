@@ -22,13 +22,14 @@ from remote_agent.logs.nccl import read_facts, read_map
 from remote_agent.snapshots.store import PIECE, Content, content_at, read_kept
 from remote_agent.wire import Answer, Args, Items, JobSpec, Problem
 from remote_agent.wire.events import ENDED_EVENTS, ENDED_STATES, Condition
+from remote_agent.wire.status_diff import pieces
 
 if TYPE_CHECKING:
     from remote_agent.base import paths
     from remote_agent.wire.answers import Basis
     from remote_agent.wire.documents import JournalEvent, NodeStatus, RankStatus, Status
 
-Op = Callable[["Args"], Union[Items, Awaitable[Answer]]]
+Op = Callable[["Args"], Union[Items, Awaitable[Union[Answer, Items]]]]
 Records = Callable[[], "list[JournalEvent]"]
 """Returns the journal as far as this node has it."""
 
@@ -170,17 +171,24 @@ class FileRequests(JobRequests):
         status = _without_agent(document(state, {}, None), self._node)
         return {**status, "coordinator_reachable": False, "node": self._node, "last_seq": len(self._journal)}
 
-    async def status(self, args: Args) -> Answer:
-        """Answer with the status that the journal shows."""
-        return Answer(self._document())
+    async def status(self, args: Args) -> Answer | Items:
+        """Answer with the status that the journal shows; `pieces`: as a stream of its pieces."""
+        return in_pieces(self._document()) if args.get("pieces") else Answer(self._document())
 
     async def watch(self, args: Args) -> Items:
         """Send the status once: it does not change any more."""
-        yield Answer({"status": self._document()})
+        for piece in pieces(self._document()) if args.get("steps") else ({"status": self._document()},):
+            yield Answer(piece)
 
     async def attach(self, args: Args) -> Answer:
         """Do nothing: no agent notes the operator."""
         return Answer({})
+
+
+async def in_pieces(status: Status) -> Items:
+    """Stream a status that may be larger than a frame."""
+    for piece in pieces(status):
+        yield Answer(piece)
 
 
 def _without_agent(status: Status, node: str) -> Status:

@@ -11,12 +11,11 @@ import dataclasses
 import logging
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remote_agent import __version__
-from remote_agent.agent.file_requests import JobRequests
+from remote_agent.agent.file_requests import JobRequests, in_pieces
 from remote_agent.agent.tree_requests import TreeRequests
 from remote_agent.base import clocks
 from remote_agent.base.streams import serve_unix
@@ -28,6 +27,7 @@ from remote_agent.coordinator.status import document
 from remote_agent.election import authorities, member
 from remote_agent.wire import Answer, Args, CallFailed, Channel, Items, Problem, WireError
 from remote_agent.wire.events import ENDED_STATES
+from remote_agent.wire.status_diff import pieces
 
 if TYPE_CHECKING:
     from remote_agent.agent.context import Context, Life
@@ -53,8 +53,6 @@ WATCH_RANK_S = 0.001
 LARGE_RANKS = 1000
 LARGE_RANK_S = 0.00025
 WHOLE_RANK_S = 0.00125
-# A frame has the rows of this many nodes at most.
-PIECE_NODES = 512
 # An agent whose job is over asks its operators this often for a sign of life, and waits this long for it.
 ASK_S = 5.0
 ANSWER_S = 10.0
@@ -209,7 +207,7 @@ class AgentRequests(JobRequests):
         term, last_seq = context.journal.age
         extra: Status = {"node": context.node, "term": view.term, "journal_term": term, "last_seq": last_seq}
         try:
-            status: Status = await self._member.link.ask("status", {})
+            status = await self._member.link.status()
         except Problem as problem:
             state = self._without_coordinator(context.fold.state)
             own: dict[str, Any] = {context.node: self._member.facts()}
@@ -230,9 +228,10 @@ class AgentRequests(JobRequests):
             return state
         return dataclasses.replace(state.with_killed(), phase=s.FORMING, alone_since=view.contact)
 
-    async def status(self, args: Args) -> Answer:
-        """Answer with the status document."""
-        return Answer(await self._document())
+    async def status(self, args: Args) -> Answer | Items:
+        """Answer with the status document; `pieces`: as a stream of its pieces."""
+        status = await self._document()
+        return in_pieces(status) if args.get("pieces") else Answer(status)
 
     async def watch(self, args: Args) -> Items:
         """Stream the status document whenever it changed; `steps`: of a large job in pieces, and mostly the steps."""
@@ -386,14 +385,6 @@ def steps_of(status: Status) -> dict[str, list[object]]:
         for node in status["nodes"]
         for rank in node["ranks"]
     }
-
-
-def pieces(status: Status) -> Iterator[dict[str, Any]]:
-    """Yield a status in pieces of PIECE_NODES nodes; `more`: the next one belongs to it."""
-    nodes = status["nodes"]
-    for at in range(0, max(1, len(nodes)), PIECE_NODES):
-        part, more = nodes[at : at + PIECE_NODES], at + PIECE_NODES < len(nodes)
-        yield {"nodes": part, "more": more} if at else {"status": {**status, "nodes": part}, "more": more}
 
 
 async def _let_silent_go(life: Life, channel: Channel) -> None:

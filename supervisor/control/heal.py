@@ -104,6 +104,9 @@ async def _start_once(hub: Hub, link: HostLink, spec: JobSpec, issuer: admission
     trusted = await admission.authorities(hub)
     removed_ns = await admission.removed_ns(hub, name)
     authority = None if admission.is_certified(hub, link) and not removed_ns else issuer.authority()
+    if authority is not None:
+        # The others trust it before this node depends on it: this command may end at any moment.
+        await admission.spread(hub)
     if authority is not None and (uninformed := admission.uninformed(hub, name)):
         hub.notice(
             f"{fold(uninformed)}: unreachable; it learns about the new node {name} once it is connected again",

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from remote_agent.diagnose.incidents import incidents_after, incidents_in
 from remote_agent.wire import Args, CallFailed, WireError
 from remote_agent.wire.events import ENDED_STATES
+from remote_agent.wire.status_diff import joined
 from supervisor import known
 from supervisor.errors import HostFailure, RequestFailed, SupervisorError, Unreachable, why
 from supervisor.link.doors import LARGE, Doors
@@ -345,13 +346,17 @@ class Hub:
 
         Raises Unreachable, RequestFailed.
         """
+        if op == "status":
+            # It may be larger than a frame. An agent that does not know of pieces answers with the whole.
+            parts = await self.stream(op, {"pieces": True})
+            return joined(parts) if "status" in parts[0] else parts[0]
         return (await self.ask_best(lambda link: link.call(op, args, timeout_s=timeout_s))).data
 
-    async def stream(self, op: str) -> list[Any]:
+    async def stream(self, op: str, args: Args | None = None) -> list[Any]:
         """Return all items of a stream from the best agent; raises Unreachable, RequestFailed."""
 
         async def collect(link: HostLink) -> list[Any]:
-            async with aclosing(link.whole_stream(op, timeout_s=RECORD_DEADLINE)) as answers:
+            async with aclosing(link.whole_stream(op, args, timeout_s=RECORD_DEADLINE)) as answers:
                 return [answer.data async for answer in answers]
 
         return await self.ask_best(collect)

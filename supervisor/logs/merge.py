@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # One node's rows are awaited at most this long where those of the others are wanted without them, seconds.
 PATIENCE = 2.5
-# Of many nodes each is asked for its share of a page, a few times over as some print more than others, and for this many
+# Of many nodes each is asked for its share of a page, a few times over as some print more than others, and for so many
 # rows at least.
 SHARES, LEAST_ROWS = 4, 32
 

@@ -47,7 +47,9 @@ class AgentFile:
     @functools.cached_property
     def sent(self) -> bytes:
         """What the loader reads: the length of the rest (8 bytes, big-endian), and the file, compressed."""
-        packed = zlib.compress(self.data, 9)
+        # As small as it gets: it is compressed only for a node that lacks it.
+        smallest = zlib.compressobj(9, zlib.DEFLATED, zlib.MAX_WBITS, 9)
+        packed = smallest.compress(self.data) + smallest.flush()
         return struct.pack(">Q", len(packed)) + packed
 
     @classmethod

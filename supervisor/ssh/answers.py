@@ -129,6 +129,11 @@ _WATCHED = {
 }
 
 
+def _status(value: object) -> Any:
+    """Return a status, or a piece of it."""
+    return read_status(value) if isinstance(value, dict) and "job" in value else _watched(value)
+
+
 def _watched(value: object) -> Any:
     """Return an item of `watch`: a status, more of its nodes, or newer steps of its ranks."""
     kind = next((key for key in _WATCHED if isinstance(value, dict) and key in value), "status")
@@ -256,7 +261,7 @@ SHAPES: Mapping[str, Read] = {
     "identity": _plain(_identity),
     "make": _with(said=str),
     "await_engine": _plain(reader(EngineFacts, "torch", "nproc")),
-    "status": _plain(read_status),
+    "status": _plain(_status),
     "watch": _plain(_watched),
     "events": _with(event=Annotated[Any, read_event]),
     "history": _plain(reader(HistoryItem)),

@@ -24,6 +24,7 @@ from tests.bench import (
     last_output,
     launch,
     logs,
+    many,
     odd,
     report,
     restart,
@@ -58,6 +59,7 @@ BENCHMARKS: dict[str, Callable[[], Report]] = {
     "transports": transports.run,
     "containers": containers.run,
     "scale": scale.run,
+    "many": many.run,
 }
 # These need no cluster of hosts.
 ALONE = frozenset({"scale"})

@@ -119,6 +119,10 @@ class Node:
                 raise CallFailed("unreachable", f"{self._name} does not reach {args['node']}")
             yield self._answer(args["node"], args["op"])
             return
+        if op == "status":
+            cluster.asked[f"{self._name} status"] += 1
+            yield Answer(cluster.status())
+            return
         if op == "watch":
             yield Answer({"status": cluster.status()})
         if not cluster.ended:

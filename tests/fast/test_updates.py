@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from remote_agent.agent.requests import PIECE_NODES, essence, pieces, steps_of
+from remote_agent.agent.requests import essence, steps_of
 from remote_agent.wire import Answer, CallFailed, ChannelClosed, NodeSpec
 from remote_agent.wire.frames import encode
+from remote_agent.wire.status_diff import PIECE_NODES, joined, pieces
 from supervisor.cli import logs, options, record, snapshots, stacks
 from supervisor.control import admission, heal, promotion, requests
 from supervisor.errors import HostError, RequestFailed, Unreachable
@@ -252,7 +253,7 @@ def test_a_large_status_comes_in_pieces_and_its_steps_apart() -> None:
     whole: Any = {"job": "j", "state": "running", "generation": 2, "nodes": nodes}
     first, second = pieces(whole)
     assert (first["more"], second["more"]) == (True, False)
-    assert [*first["status"]["nodes"], *second["nodes"]] == nodes
+    assert joined([first, second]) == whole
     empty: Any = {**whole, "nodes": []}
     assert [piece["more"] for piece in pieces(empty)] == [False]
     later = copy.deepcopy(whole)
