@@ -100,6 +100,9 @@ class CoordinatorLink:
                 if self._ended == name:
                     self._ballot.note_refused()
             except (peers.PeerUnreachable, WireError, Problem, asyncio.TimeoutError) as error:
+                if isinstance(error, Problem) and error.kind == "removed":
+                    # The coordinator may order this anyway, and the operator may be waiting to add the node again.
+                    self._context.life.finish("it was removed from the job", linger=False)
                 election.note_trouble(str(error) or "no answer in time")
                 log.info("coordinator %s: %s", name, election.trouble)
             await election.ask_around()

@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 PROGRESS = ("loss", "lr", "grad_norm", "rate", "unit", "steps_s", "saved", "total")
 """The fields of a rank's progress that a status has besides its step."""
+# A node that was cut off when it was removed finds the coordinator by these, and hears of it when it joins.
+HEARD = ("who", "time")
 # A coordinator reads the facts of this many nodes a second. Up to as many nodes, each heartbeat has them.
 FACTS_PER_S = 200
 
@@ -100,7 +102,8 @@ class MemberLoop:
         """Return what answers the requests of another agent; its node is known from its certificate of that time."""
 
         async def handle(op: str, args: Args, body: bytes) -> Answer | Items:
-            if issued_ns is not None and self._context.peers.is_revoked(node, issued_ns):
+            is_revoked = issued_ns is not None and self._context.peers.is_revoked(node, issued_ns)
+            if is_revoked and op not in HEARD:
                 hint = "`supervisor add` gives it a new certificate"
                 raise Problem("removed", f"{node} was removed from the job", hint)
             try:
