@@ -353,6 +353,8 @@ async def test_operators_are_counted_across_coordinators(tmp_path: Path) -> None
         role.request("n2", "operators", {"me@far": "watch"})
         role.request("n3", "operators", {"me@far": "watch", "you@far": "control"})
         role.request("n2", "operators", {})
+        # The next coordinator knows from the journal that both nodes were there.
+        role.feed(inputs.Tick())
         await one.member.role.close()
         one.member.role.take(2, "n2")
         second = one.member.role.coordinator
