@@ -30,9 +30,12 @@ SUCCESSOR_PAUSES_S = (0.1, 0.3, 1.0, 2.0)
 ELECTION_PAUSE_S = 1.0
 # Who looks for a coordinator asks this many others at a time, chosen by chance: asking all takes a thousand nodes a
 # million handshakes a round.
-ASKED_AROUND = 8
-# A candidate that has asked us keeps others that come after it in the succession waiting for this long, once.
-FIRST_S = 3.0
+ASKED_AROUND = 3
+# With more nodes than this they ask less often, so that all of them together do not ask more in a second.
+OFTEN, SELDOM_S = 64, 5.0
+# A candidate that has asked us keeps those that come after it in the succession waiting for this long, once, and longer
+# by this for each node that it asks.
+FIRST_S, FIRST_NODE_S = 3.0, 0.02
 # What looks lost is given up once no answer has come for this long: one with a newer journal may still change it, and a
 # host without power answers nothing for seconds.
 LOST_S = 1.0
@@ -70,6 +73,7 @@ class Election:
         self._running: asyncio.Task[None] | None = None
         self._not_before = 0.0
         self._refusal = ""
+        self._asked_at = 0.0
         self._stood: dict[str, float] = {}
         """Who has asked whether it would get our vote, and when first."""
         ballot.on_change(lambda _coordinator: self._stood.clear())
@@ -91,7 +95,10 @@ class Election:
 
     async def ask_around(self) -> None:
         """Ask the others for a newer coordinator; one of an older term then renews its term."""
-        view = self._ballot.view
+        view, now, count = self._ballot.view, clocks.now(), len(self._peers.members)
+        if count > OFTEN and now - self._asked_at < min(SELDOM_S, count / OFTEN):
+            return
+        self._asked_at = now
         # The nodes that are connected to us follow us.
         known = self._role.connected
         others = [name for name in self._peers.members if name not in {self._me, view.coordinator, *known}]
@@ -325,7 +332,8 @@ class Election:
         Without this, many candidates that begin together would share the votes. It is no promise: those are the votes.
         """
         places = {name: place for place, name in enumerate(self._succession())}
-        recent = [name for name, at in self._stood.items() if now - at < FIRST_S and name in places]
+        patience_s = FIRST_S + FIRST_NODE_S * len(self._peers.members)
+        recent = [name for name, at in self._stood.items() if now - at < patience_s and name in places]
         first = min(recent, key=places.__getitem__, default="")
         self._stood.setdefault(candidate, now)
         return first if first and places[first] < places.get(candidate, len(places)) else ""

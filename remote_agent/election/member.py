@@ -19,8 +19,9 @@ from remote_agent.wire import leases
 # The workers of an agent that died are gone within this time (its engine sees the end of its pipe).
 DEAD_MARGIN_S = 2.5
 # Candidates ask one after the other, so that the first in order usually finds no rival: the second after this time. If
-# many in a row are gone, the others wait longer by the logarithm of their number only.
+# many in a row are gone, the others wait longer by the logarithm of their number, and by what each one's asking takes.
 STAGGER_S = 1.0
+ASKING_S = 0.02
 # A term grows by one with each election. A node that was away for long has missed many, but never as many as this: a
 # higher term is a mistake or an attack, and nobody could follow it with another.
 MAX_TERM_JUMP = 1_000_000
@@ -66,7 +67,7 @@ def is_too_high(member: Member, term: int) -> bool:
 
 def stagger_s(place: int) -> float:
     """Return for how long the candidate at that place of the succession lets those before it go first."""
-    return STAGGER_S * math.log2(1 + place)
+    return STAGGER_S * math.log2(1 + place) + ASKING_S * place
 
 
 def is_news(member: Member, term: int, coordinator: str) -> bool:
