@@ -41,7 +41,7 @@ PROGRESS = ("loss", "lr", "grad_norm", "rate", "unit", "steps_s", "saved", "tota
 # A node that was cut off when it was removed finds the coordinator by these, and hears of it when it joins.
 HEARD = ("who", "time")
 # A coordinator reads the facts of this many nodes a second. Up to as many nodes, each heartbeat has them.
-FACTS_PER_S = 200
+FACTS_PER_S = 100
 
 
 class MemberLoop:
@@ -239,11 +239,14 @@ class MemberLoop:
         """
         now, view = clocks.now(), self._ballot.view
         beat: dict[str, Any] = {**self.link.offset.report(), "heard_age": now - view.contact}
-        whole = (view.term, self.workers.generation), now
-        if whole[0] == self._whole[0] and now - self._whole[1] < len(self._context.peers.members) / FACTS_PER_S:
+        whole, every_s = (view.term, self.workers.generation), len(self._context.peers.members) / FACTS_PER_S
+        if whole == self._whole[0] and now - self._whole[1] < every_s:
             return {**beat, "steps": self._steps()}
-        self._whole = whole
+        self._whole = whole, now
         facts = self.facts()
+        if facts["vitals"] is not None:
+            # They are not old before the next ones can be there.
+            facts["vitals"] = {**facts["vitals"], "every_s": max(facts["vitals"].get("every_s") or 0.0, every_s)}
         for rank, losses in self._context.logs.take_losses(self.workers.generation).items():
             facts["ranks"][str(rank)]["losses"] = [[step, loss] for step, loss in losses]
         return {**beat, "facts": facts}
