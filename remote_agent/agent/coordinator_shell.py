@@ -56,9 +56,7 @@ log = logging.getLogger(__name__)
 TICK_S = 0.25
 HAND_OVER_TIMEOUT_S = 30.0
 # Members learn of these with the next tick, together: of a thousand nodes that join, each would cost a message to all.
-LATER = frozenset(
-    {EventType.NODE_READY, EventType.NODE_JOINED, EventType.NODE_LOST, EventType.NODE_FAILED, EventType.AGENT_LOST}
-)
+LATER = (EventType.NODE_READY, EventType.NODE_LOST, EventType.NODE_FAILED, EventType.AGENT_LOST)
 # A member that does not read is dropped when it has this many notices to be sent: it joins again, and gets the journal.
 MAX_WAITING = 4096
 
@@ -74,23 +72,19 @@ def _snapshots(report: NodeReport) -> tuple[SnapshotEntry, ...] | None:
     return tuple(report["snapshots"]) if "snapshots" in report else None
 
 
-def as_known(report: Mapping[str, Any], clock: clocks.Clock, now: float | None = None) -> NodeFacts:
-    """Return what is known of a node once it has reported that, at that time; without one: it is as of now."""
-    known: Any = {**report, "clock_offset_ms": clock.offset_ms, "clock_error_ms": clock.error_ms}
-    if now is not None:
-        known["heard_at"] = known["measured_at"] = now
-    facts: NodeFacts = known
-    return facts
+def as_known(report: Mapping[str, Any], clock: clocks.Clock) -> Any:
+    """Return the NodeFacts of a node that has just reported this."""
+    times = dict.fromkeys(("heard_at", "measured_at"), clocks.now())
+    return {**report, "clock_offset_ms": clock.offset_ms, "clock_error_ms": clock.error_ms, **times}
 
 
 def attached(records: Iterable[JournalEvent]) -> set[str]:
     """Return the operators who have attached, and not detached, according to a journal."""
     names: set[str] = set()
     for record in records:
-        if record["type"] == EventType.OPERATOR_ATTACHED:
-            names.add(str(record["detail"].get("operator")))
-        elif record["type"] == EventType.OPERATOR_DETACHED:
-            names.discard(str(record["detail"].get("operator")))
+        if record["type"] in (EventType.OPERATOR_ATTACHED, EventType.OPERATOR_DETACHED):
+            # Of one operator these take turns.
+            names ^= {str(record["detail"].get("operator"))}
     return names
 
 
@@ -402,7 +396,7 @@ class Coordinator:
         """Take a heartbeat: the lease counts also where the facts in it are malformed."""
         came, clock = clocks.now(), clocks.Clock.from_report(args)
         self._clocks[node] = clock
-        age_s = max(0.0, float(args.get("heard_age", 0.0))) + clocks.Echo.delay(args)
+        age_s = max(0.0, args.get("heard_age", 0.0)) + clocks.Echo.delay(args)
         beat = inputs.Heartbeat(node, age_s)
         try:
             if "facts" in args:
@@ -420,8 +414,8 @@ class Coordinator:
     def _read_facts(self, node: str, age_s: float, clock: clocks.Clock, args: object) -> inputs.Heartbeat:
         """Take all facts about a node; raises Misfit."""
         report = read_node_report(args)
-        before, ranks, now = self.facts.get(node, {}).get("ranks", {}), report["ranks"], clocks.now()
-        self.facts[node] = as_known(report, clock, now)
+        before, ranks = self.facts.get(node, {}).get("ranks", {}), report["ranks"]
+        self.facts[node] = as_known(report, clock)
         if report["generation"] != self.state.generation:
             return inputs.Heartbeat(node, age_s, snapshots=_snapshots(report))
         stepped = any(rank.get("step") is not None for rank in ranks.values())
@@ -534,7 +528,7 @@ class Coordinator:
         if outbox.queue.qsize() < MAX_WAITING:
             outbox.put(notice)
         else:
-            log.warning("%s does not read what it is sent: dropping its connection", node)
+            log.warning("%s does not read what it is sent", node)
             self._drop(node)
 
     def _drop(self, node: str) -> None:
@@ -741,7 +735,7 @@ class CoordinatorRole:
         return self.coordinator
 
     async def _on_join(self, node: str, channel: Channel | None, args: Args) -> Answer:
-        coordinator, term = self._held(), int(args["term"])
+        coordinator, term = self._held(), args["term"]
         if term > coordinator.state.term:
             older = coordinator.state.term
             raise Problem("stale", f"{self._context.node} coordinates term {older}, {node} is in {term}")

@@ -130,11 +130,11 @@ class MemberLoop:
         return handle
 
     async def _on_join(self, node: str, channel: Channel | None, args: Args) -> Answer | Items:
-        self.election.renew_beyond(int(args["term"]))
+        self.election.renew_beyond(args["term"])
         return await self.role.requests["join"](node, channel, args)
 
     def _take_order(self, node: str, args: Args) -> None:
-        term = int(args["term"])
+        term = args["term"]
         if term == self._ballot.view.term or self._ballot.follow(term, node):
             self.order(args["op"], args["args"])
 
@@ -143,7 +143,7 @@ class MemberLoop:
         self.workers.order(op, args)
 
     def _take_records(self, node: str, args: Args) -> None:
-        journal, reset, more = self._context.journal, bool(args["reset"]), bool(args["more"])
+        journal, reset, more = self._context.journal, args["reset"], args["more"]
         if not journal.take(args["records"], reset=reset, more=more):
             log.warning("journal from %s: records before %d are missing", node, args["records"][0]["seq"])
             self.link.look_again.set()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Optional, cast
 
 from remote_agent.agent.last_output import MAX_LINES
 from remote_agent.coordinator import inputs
@@ -86,11 +86,6 @@ def _last_output(node: str, args: Mapping[str, Any], _: Clock) -> inputs.LastOut
     return inputs.LastOutput(node, args["generation"], args["of"], tuple(args["ranks"]), tuple(evidence))
 
 
-def _placed(args: Any) -> PlacedAnswer:
-    report: PlacedAnswer = args
-    return report
-
-
 def _exited(node: str, args: Mapping[str, Any], clock: Clock) -> inputs.Exited:
     ended = clock.corrected(args["exit"])
     return inputs.Exited(node, args["generation"], ended, _age_s(int(ended["t_ns"] or 0)))
@@ -106,12 +101,17 @@ def _warning(node: str, args: Mapping[str, Any], _: Clock) -> inputs.NodeWarning
     return inputs.NodeWarning(node, kind if kind in SNAPSHOT_NOTICES else SNAPSHOT_LEFT_OUT, clip(args["message"]))
 
 
+def _plain(kind: Callable[..., inputs.Input], **fields: Any) -> _Kind:
+    """Return the kind of report whose fields, in this order, are those of its input after the node."""
+    return _Kind(record(fields), lambda node, args, _: kind(node, *(args[name] for name in fields)))
+
+
 _REPORTS: dict[str, _Kind] = {
     "ready": _Kind(
         record({"nproc": Annotated[int, whole(0, MAX_NPROC)]}, {"versions": dict[str, str], "trees": list[str]}),
         lambda node, args, _: inputs.Ready(node, args["nproc"], args.get("versions", {}), tuple(args.get("trees", ()))),
     ),
-    "unfit": _Kind(record({"reason": str}), lambda node, args, _: inputs.Unfit(node, args["reason"])),
+    "unfit": _plain(inputs.Unfit, reason=str),
     "notice": _Kind(record({"kind": str, "message": str}), _warning),
     "held": _Kind(
         record({**_GROUP, "snapshots": list[SnapshotEntry]}),
@@ -119,31 +119,25 @@ _REPORTS: dict[str, _Kind] = {
     ),
     "placed": _Kind(
         read_placed,
-        lambda node, args, _: inputs.Placed(node, shape(GenerationNumber)(args.get("generation")), _placed(args)),
+        lambda node, args, _: inputs.Placed(
+            node, shape(GenerationNumber)(args.get("generation")), cast("PlacedAnswer", args)
+        ),
     ),
     "last_output": _Kind(read_last_output, _last_output),
-    "gone": _Kind(record({"reason": str}), lambda node, args, _: inputs.AgentDead(node, args["reason"])),
-    "recorded": _Kind(
-        record({**_GROUP, "term": Count}),
-        lambda node, args, _: inputs.Recorded(node, args["generation"], args["term"]),
-    ),
-    "prepared": _Kind(
-        record({**_GROUP, "port": Port}), lambda node, args, _: inputs.Prepared(node, args["generation"], args["port"])
-    ),
-    "order_failed": _Kind(
-        record({**_GROUP, "message": str}),
-        lambda node, args, _: inputs.OrderFailed(node, args["generation"], args["message"]),
-    ),
+    "gone": _plain(inputs.AgentDead, reason=str),
+    "recorded": _plain(inputs.Recorded, **_GROUP, term=Count),
+    "prepared": _plain(inputs.Prepared, **_GROUP, port=Port),
+    "order_failed": _plain(inputs.OrderFailed, **_GROUP, message=str),
     "started": _Kind(
         record({**_GROUP, "ranks": _RANKS}, {"notice": Optional[NetworkNotice], "cold": Optional[str]}), _started
     ),
-    "grouping": _Kind(record(_OF_RANK), lambda node, args, _: inputs.Grouping(node, args["generation"], args["rank"])),
+    "grouping": _plain(inputs.Grouping, **_OF_RANK),
     "grouped": _Kind(record({**_OF_RANK, "t_ns": TimeNs, "took_s": float}), _grouped),
     "assigned": _Kind(
         record({**_GROUP, "ranks": _RANKS, "world_size": Count}),
         lambda node, args, _: inputs.Assigned(node, args["generation"], _ranks(args), args["world_size"]),
     ),
-    "main": _Kind(record(_OF_RANK), lambda node, args, _: inputs.Main(node, args["generation"], args["rank"])),
+    "main": _plain(inputs.Main, **_OF_RANK),
     "pulse": _Kind(record({**_GROUP, "ranks": ReportedPulses}), _pulses),
     "exited": _Kind(record({**_GROUP, "exit": _EXIT}), _exited),
     "idle": _Kind(

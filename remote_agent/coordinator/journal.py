@@ -128,11 +128,6 @@ class Journal:
         ours = seq <= self.last_seq and self.digest(seq) == tail["digest"]
         return (False, seq) if ours else (True, 0)
 
-    def missing(self, tail: Mapping[str, Any]) -> tuple[bool, list[JournalEvent]]:
-        """Return the records that the journal with that tail lacks; True and all records if its tail is not ours."""
-        reset, seq = self.lacks(tail)
-        return reset, self.since(seq)
-
     def take(self, records: list[JournalEvent], *, reset: bool = False, more: bool = False) -> bool:
         """Add records that follow the last one; return False if records before these are missing.
 

@@ -206,7 +206,7 @@ def read(op: str, args: Args, state: s.State) -> list[Named]:
     if expected is not None and not args.get("later") and expected != state.generation:
         raise Problem("stale", f"generation {expected} is over: the job is in generation {state.generation}")
     if op not in VERBS:
-        raise Problem("unknown_op", f"no such request to a coordinator: {op[:40]!r}")
+        raise Problem("unknown_op", f"no such request: {op[:40]}")
     return VERBS[op].read(args, state)
 
 

@@ -160,14 +160,9 @@ def _live(state: s.State, facts: NodeFacts) -> Mapping[str, RankFacts]:
     return facts.get("ranks", {}) if facts.get("generation") == state.generation else {}
 
 
-def _late_s(facts: NodeFacts, now: float | None) -> float:
-    """Return how long ago the steps of a node's ranks were reported."""
-    return 0.0 if now is None else max(0.0, now - facts.get("heard_at", now))
-
-
-def _measured_s(facts: NodeFacts, now: float | None) -> float:
-    """Return how long ago all else of a node was reported."""
-    return 0.0 if now is None else max(0.0, now - facts.get("measured_at", now))
+def _late_s(reported_at: float | None, now: float | None) -> float:
+    """Return how long ago the steps of a node's ranks (`heard_at`), or all else (`measured_at`), were reported."""
+    return 0.0 if now is None or reported_at is None else max(0.0, now - reported_at)
 
 
 def _position(state: s.State, live: RankFacts, late_s: float) -> float | None:
@@ -182,7 +177,9 @@ def _position(state: s.State, live: RankFacts, late_s: float) -> float | None:
 
 
 def _median_position(state: s.State, facts: Facts, now: float | None) -> float | None:
-    lives = [(live, _late_s(each, now)) for each in facts.values() for live in _live(state, each).values()]
+    lives = [
+        (live, _late_s(each.get("heard_at"), now)) for each in facts.values() for live in _live(state, each).values()
+    ]
     positions = [position for live in lives if (position := _position(state, *live)) is not None]
     return statistics.median(positions) if positions else None
 
@@ -196,7 +193,7 @@ def _node(
     now: float | None,
 ) -> NodeStatus:
     live = _live(state, facts)
-    late_s, measured_s = _late_s(facts, now), _measured_s(facts, now)
+    late_s, measured_s = _late_s(facts.get("heard_at"), now), _late_s(facts.get("measured_at"), now)
     return {
         "name": node.name,
         "address": node.spec.address,

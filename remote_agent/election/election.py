@@ -28,6 +28,9 @@ log = logging.getLogger(__name__)
 
 SUCCESSOR_PAUSES_S = (0.1, 0.3, 1.0, 2.0)
 ELECTION_PAUSE_S = 1.0
+# Of more than OFTEN nodes, one waits twice as long after each election that it has lost, up to this: where many ask at
+# once, none gets its answers in time.
+LONGEST_PAUSE_S = 30.0
 # Who looks for a coordinator asks this many others at a time, chosen by chance: asking all takes a thousand nodes a
 # million handshakes a round.
 ASKED_AROUND = 3
@@ -74,15 +77,21 @@ class Election:
         self._not_before = 0.0
         self._refusal = ""
         self._asked_at = 0.0
+        self._lost = 0
+        """How many elections this node has lost since it last followed a coordinator."""
         self._stood: dict[str, float] = {}
         """Who has asked whether it would get our vote, and when first."""
-        ballot.on_change(lambda _coordinator: self._stood.clear())
+        ballot.on_change(self._follow_another)
         self.requests: dict[str, PeerRequest] = {
             "vote": self._on_vote,
             "who": self._on_who,
             "announce": self._on_announcement,
             "take_over": self._on_take_over,
         }
+
+    def _follow_another(self, _coordinator: str) -> None:
+        self._stood.clear()
+        self._lost = 0
 
     def note_trouble(self, text: str) -> None:
         """Note what keeps this node from a coordinator; "" for nothing."""
@@ -108,7 +117,7 @@ class Election:
         for answer in await asyncio.gather(self._ask_endpoint(known), *asking):
             # A node that voted knows the term, but maybe not the winner.
             if answer and answer["coordinator"]:
-                term, coordinator = int(answer["term"]), str(answer["coordinator"])
+                term, coordinator = answer["term"], answer["coordinator"]
                 if member.is_news(self._ballot.view, term, coordinator):
                     self._peers.learn(answer["members"])
                     self._ballot.follow(term, coordinator)
@@ -165,7 +174,11 @@ class Election:
                 log.info("not elected: %s", refusal)
             self._refusal = refusal
         finally:
-            self._not_before = clocks.now() + ELECTION_PAUSE_S + member.stagger_s(place)
+            self._lost += 1
+            pause_s = ELECTION_PAUSE_S
+            if len(self._peers.members) > OFTEN:
+                pause_s = random.uniform(0.5, 1.0) * min(LONGEST_PAUSE_S, pause_s * 2**self._lost)
+            self._not_before = clocks.now() + pause_s + member.stagger_s(place)
 
     async def stand(self, force: bool = False, given_up: Collection[str] = ()) -> str:
         """Ask for votes and take the role with enough of them; returns "" or why not.
@@ -292,7 +305,7 @@ class Election:
 
     async def _on_vote(self, node: str, channel: Channel | None, args: Args) -> Items:
         # The certificate shows which node asks: no node can ask for another one.
-        if str(args["candidate"]) != node:
+        if args["candidate"] != node:
             raise Problem("bad_request", f"{node} asks for a vote for another node")
         self._learn(node, args)
         return self._answer_candidate(args)
@@ -309,7 +322,7 @@ class Election:
             first = self._first_before(args["candidate"], clocks.now())
             refusal = f"{first} asks too, and comes first" if first else ""
         if not refusal:
-            refusal = await self._ballot.vote(int(args["term"]), str(args["candidate"]), sounding=args["sounding"])
+            refusal = await self._ballot.vote(args["term"], args["candidate"], sounding=args["sounding"])
         answer = {"granted": not refusal, "reason": refusal, "disk": self._ballot.disk}
         if refusal:
             yield Answer(answer)
@@ -320,7 +333,8 @@ class Election:
             yield Answer(answer)
             return
         theirs = args["journal"]
-        reset, records = self._journal.missing(theirs)
+        reset, seq = self._journal.lacks(theirs)
+        records = self._journal.since(seq)
         if self._journal.age <= (theirs["term"], theirs["seq"]):
             records = []
         for chunk in chunks(records):
@@ -344,15 +358,15 @@ class Election:
 
     async def _on_who(self, node: str, channel: Channel | None, args: Args) -> Answer:
         self._learn(node, args)
-        self.renew_beyond(int(args["term"]))
+        self.renew_beyond(args["term"])
         view = self._ballot.view
         return Answer({"term": view.term, "coordinator": view.coordinator, "members": self._peers.members})
 
     async def _on_announcement(self, node: str, channel: Channel | None, args: Args) -> Answer:
-        if str(args["coordinator"]) != node:
+        if args["coordinator"] != node:
             raise Problem("bad_request", f"{node} announces another node")
         self._peers.learn(args["members"])
-        self._ballot.follow(int(args["term"]), node)
+        self._ballot.follow(args["term"], node)
         return Answer({})
 
     async def _on_take_over(self, node: str, channel: Channel | None, args: Args) -> Answer:

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 HANDSHAKE_S = 5.0
 # A stranger that was silent until the end still gets this long for the handshake.
-LEAST_S = 0.1
+LEAST_S = 1.0
 # Each node has slots of its own besides these for strangers, because all nodes may connect at once.
 STRANGERS = 16
 # A node connects to the coordinator, asks, requests a vote, announces; it takes a snapshot (two), and the last output

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 CONNECT_TIMEOUT_S = 5.0
 ASK_TIMEOUT_S = 5.0
 # This many other nodes are asked at once: a handshake takes a millisecond or two of this node's processor.
-MAX_ASKED = 256
+MAX_ASKED = 64
 # The bits of a certificate's serial number below the time at which it was issued.
 SERIAL_BITS = 64
 
@@ -202,7 +202,7 @@ async def _join_pieces(pieces: Items) -> Args:
             whole.update(piece.data)
             more = piece.data.get("records", [])
             if not isinstance(more, list):
-                raise ProtocolError("records is not a list")
+                raise ProtocolError("no list of records")
             records += more
     finally:
         await pieces.aclose()

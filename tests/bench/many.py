@@ -33,8 +33,8 @@ WAIT_S, UP_S, QUIET_S = 120.0, 400.0, 10.0
 AFTER_S = 1.0
 # The ranks of 128 hosts leave most of two processors to the agents.
 RANKS = SCRIPT.replace(f"time.sleep({PERIOD_S})", "time.sleep(0.25)")
+# Agents; sshd, bridges and all that `sort` has not seen; engines and ranks.
 PARTS = ("agents", "reach", "ranks")
-"""Agents; sshd, bridges and all that `sort` has not seen; engines and ranks."""
 _COUNTED = Path("/sys/fs/cgroup/cpuacct")
 
 
@@ -59,12 +59,10 @@ class Meter:
             group.rmdir()
 
     def pids(self, *parts: str) -> list[int]:
-        """Return what is counted now, as these parts or at all."""
-        groups = [self._groups[part] for part in parts or PARTS]
-        return [int(pid) for group in groups for pid in (group / "cgroup.procs").read_text().split()]
+        files = [self._groups[part] / "cgroup.procs" for part in parts or PARTS]
+        return [int(pid) for file in files for pid in file.read_text().split()]
 
     def sort(self) -> None:
-        """Count the agents, engines and ranks that run now as what they are, with all that they have used."""
         for pid in self.pids("reach"):
             line, used_s = _look(pid)
             is_rank = " engine --job " in line or line.endswith((" train.py", "sleep 86400"))
@@ -74,10 +72,10 @@ class Meter:
                 self._moved["reach"] -= used_s
 
     def read(self) -> dict[str, float]:
-        """Return the processor seconds by part, and those of this process's own commands that have ended."""
         own = resource.getrusage(resource.RUSAGE_CHILDREN)
-        used = {part: int((group / "cpuacct.usage").read_text()) / 1e9 for part, group in self._groups.items()}
-        return {**{part: used[part] + self._moved[part] for part in PARTS}, "operator": own.ru_utime + own.ru_stime}
+        files = {part: group / "cpuacct.usage" for part, group in self._groups.items()}
+        used = {part: int(file.read_text()) / 1e9 + self._moved[part] for part, file in files.items()}
+        return {**used, "operator": own.ru_utime + own.ru_stime}
 
 
 def _put(pid: int, group: Path) -> None:
@@ -86,7 +84,6 @@ def _put(pid: int, group: Path) -> None:
 
 
 def _look(pid: int) -> tuple[str, float]:
-    """Return a process's command line, and the seconds that it and its ended children have used."""
     with contextlib.suppress(OSError):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -96,17 +93,14 @@ def _look(pid: int) -> tuple[str, float]:
 
 def _introduce(cluster: Cluster) -> None:
     """Tell all hosts each other's links: the kernel has room for a thousand neighbours of all namespaces together."""
-    links = [json.loads(command("ip", "-n", host.netns, "-json", "link", "show", "eth0"))[0] for host in cluster.hosts]
-    known = [
-        f"neigh replace {host.address} lladdr {link['address']} dev eth0 nud permanent"
-        for host, link in zip(cluster.hosts, links, strict=True)
-    ]
+    found = [json.loads(command("ip", "-n", host.netns, "-j", "link", "show", "eth0"))[0] for host in cluster.hosts]
+    pairs = zip(cluster.hosts, found, strict=True)
+    known = [f"neigh replace {host.address} lladdr {link['address']} dev eth0 nud permanent" for host, link in pairs]
     for place, host in enumerate(cluster.hosts):
         batch([*known[:place], *known[place + 1 :]], "-n", host.netns)
 
 
 def _until(look: Callable[[], Any], timeout_s: float) -> Any:
-    """Return what `look` finds within that time, or at its end."""
     limit = time.monotonic() + timeout_s
     while not (found := look()) and time.monotonic() < limit:
         time.sleep(0.1)  # other processes' files: nothing reports them
@@ -124,26 +118,22 @@ class Bench:
         env = {STAMPS: str(self.stamps.directory)}
         self.job = Job(cluster, place / "work", RANKS, nproc_per_node=1, min_nodes=1, max_restarts=100, env=env)
         self.wrong: list[str] = []
+        # What was done, when its events came, how long it took, and what was used until a moment later, by part.
         self.steps: list[tuple[str, dict[str, float | None], float, dict[str, float]]] = []
-        """What was done, when its events came, how long it took, and what was used until a moment later, by part."""
 
     def files(self, host: int | str) -> Path:
-        """Return where a host keeps what belongs to the job."""
         return self.cluster.host(host).home / ".supervisor" / "jobs" / self.name
 
     def records(self) -> list[dict[str, Any]]:
-        """Return the journal of a host to which nothing happens."""
         path = self.files(len(self.cluster.hosts) // 3) / "events.jsonl"
         return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]] if path.exists() else []
 
     def verb(self, verb: str, *options: str) -> None:
-        """Run a command."""
         done = self.job.run(verb, *options, timeout_s=UP_S)
         if done.returncode:
             self.wrong.append(f"{verb}: exit code {done.returncode}: {done.stderr.decode()[-500:]}")
 
     def step(self, label: str, act: Callable[[], object], **wanted: int) -> None:
-        """Do something, and wait for events: their types, and with how many ranks; 0: any."""
         known, before = len(self.records()), self.meter.read()
         begun, begun_ns = time.monotonic(), time.time_ns()
         act()
@@ -161,53 +151,50 @@ class Bench:
         time.sleep(AFTER_S)
         self.meter.sort()
         if "job_stopped" in wanted and not _until(lambda: not self.meter.pids("agents", "ranks"), invariants.GONE_S):
-            left = [_look(pid)[0] for pid in self.meter.pids("agents", "ranks")]
-            self.wrong.append(f"{label}: after {invariants.GONE_S:g} s there are {left}")
+            self.wrong.append(f"{label}: after {invariants.GONE_S:g} s {self.meter.pids('agents', 'ranks')} are left")
         used = {part: value - before[part] for part, value in self.meter.read().items()}
         self.steps.append((label, events, time.monotonic() - begun, used))
 
     def begin(self) -> None:
-        """Launch, look at it for a while, and restart."""
         hosts, conf = len(self.cluster.hosts), f"join_timeout={UP_S:g},last_call_timeout={UP_S:g}"
-        words = ("--detach", "--job", self.name, "--rdzv-conf", conf, "train.py")
-        self.step("launch", lambda: self.verb("up", *words), generation_running=hosts)
+        up = partial(self.verb, "up", "--detach", "--job", self.name, "--rdzv-conf", conf, "train.py")
+        self.step("launch", up, generation_running=hosts)
         self.job.name = [self.name]
         self.step("quiet", lambda: time.sleep(QUIET_S))
         self.step("status", lambda: self.verb("status"))
         self.step("restart", lambda: self.verb("restart"), generation_running=hosts)
 
     def violations(self, out: set[str]) -> list[str]:
-        """Return what did not hold; `out`: the hosts that were not in the job when it ended."""
+        # `out`: the hosts that were not in the job when it ended.
         ranks = self.stamps.read()
-        text = invariants.overlap_ms(ranks)[1]
         names = {host.name for host in self.cluster.hosts} - out
         found = invariants.journal_violations({one: (self.files(one) / "events.jsonl").read_bytes() for one in names})
         for one in ranks:
-            log = self.files(one.node) / f"generation_{one.group[0]}/rank_{one.rank}/stdout.log"
-            found += invariants.log_violations(one, log)
-        return [*self.wrong, *filter(None, [text]), *(f"{each.invariant}: {each.text}" for each in found)]
+            log = f"generation_{one.group[0]}/rank_{one.rank}/stdout.log"
+            found += invariants.log_violations(one, self.files(one.node) / log)
+        return [
+            *self.wrong,
+            *filter(None, invariants.overlap_ms(ranks)[1:]),
+            *(f"{each.invariant}: {each.text}" for each in found),
+        ]
 
 
 def run() -> Report:
-    """Measure; raises ClusterError, OSError."""
     with Meter() as meter, Cluster(HOSTS, stub_torch=True, agent=True) as cluster:
         _introduce(cluster)
         bench = Bench(cluster, meter, Path(tempfile.mkdtemp()) / "many")
         names = [host.name for host in cluster.hosts]
-        removed, cut = names[-REMOVED:], names[-REMOVED - CUT : -REMOVED]
-        left = HOSTS - REMOVED
+        removed, cut, left = names[-REMOVED:], names[-REMOVED - CUT : -REMOVED], HOSTS - REMOVED
         bench.begin()
-        words = ("remove", "--node", f"n[{left + 1}-{HOSTS}]")
-        bench.step(f"remove {REMOVED}", lambda: bench.verb(*words), generation_running=left)
+        remove = partial(bench.verb, "remove", "--node", f"n[{left + 1}-{HOSTS}]")
+        bench.step(f"remove {REMOVED}", remove, generation_running=left)
         kill = partial(os.kill, int((bench.files(0) / "agent.pid").read_text().split()[0]), signal.SIGKILL)
         bench.step("kill -9 the coordinator", kill, coordinator_changed=0, generation_running=left - 1)
         bench.step(f"cut {CUT}", lambda: [*map(cluster.cut, cut)], generation_running=left - 1 - CUT)
         bench.step("heal", cluster.heal, generation_running=left - 1)
         bench.step("stop", lambda: bench.verb("stop"), job_stopped=0)
         wrong = bench.violations({names[0], *removed})
-    rows = [
-        (label, ", ".join(map(seconds, events.values())), seconds(whole_s), *map(seconds, used.values()))
-        for label, events, whole_s, used in bench.steps
-    ]
+    cells = [(label, events.values(), (whole, *used.values())) for label, events, whole, used in bench.steps]
+    rows = [(label, ", ".join(map(seconds, came)), *map(seconds, spent)) for label, came, spent in cells]
     table = Table(f"{HOSTS} hosts", ("", "events", "whole", *PARTS, "operator"), tuple(rows), tuple(wrong))
     return Report("many", (table,), {"wrong": wrong, "steps": bench.steps})
