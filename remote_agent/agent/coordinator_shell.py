@@ -45,9 +45,7 @@ if TYPE_CHECKING:
     from remote_agent.wire.documents import (
         JournalEvent,
         NodeFacts,
-        NodeReport,
         RankFacts,
-        SnapshotEntry,
         Status,
     )
 
@@ -65,11 +63,6 @@ def _first_step_age(ranks: Mapping[str, RankFacts]) -> float | None:
     """Return how long ago the first of these ranks printed its first step; None: none has."""
     ages = [rank.get("first_step_age_s") for rank in ranks.values()]
     return max((age for age in ages if age is not None), default=None)
-
-
-def _snapshots(report: NodeReport) -> tuple[SnapshotEntry, ...] | None:
-    """Return the snapshots that a node reports; None: it reports none, not even that it has none."""
-    return tuple(report["snapshots"]) if "snapshots" in report else None
 
 
 def as_known(report: Mapping[str, Any], clock: clocks.Clock) -> Any:
@@ -157,8 +150,8 @@ class Coordinator:
         self._arrived: list[inputs.Input] = []
         """Reports that came in this turn of the loop; the state machine takes them together."""
         self._arrived_at = 0.0
-        self._beats: list[tuple[float, inputs.Heartbeat]] = []
-        """Heartbeats since the last tick, and when each came."""
+        self._beats: list[tuple[float, int, inputs.Heartbeat]] = []
+        """Heartbeats since the last tick, when each came, and in which generation."""
         self._unsent: list[JournalEvent] = []
         """Records that are written, and not in any outbox yet."""
         self._outboxes: dict[str, Outbox] = {}
@@ -409,20 +402,19 @@ class Coordinator:
         wrong = next(iter(self._malformed[node].values()), "")
         if wrong != self.facts.get(node, {}).get("malformed", ""):
             self.facts[node] = {**self.facts.get(node, {}), "malformed": wrong}
-        self._beats.append((came, beat))
+        self._beats.append((came, self.state.generation, beat))
 
     def _read_facts(self, node: str, age_s: float, clock: clocks.Clock, args: object) -> inputs.Heartbeat:
         """Take all facts about a node; raises Misfit."""
         report = read_node_report(args)
         before, ranks = self.facts.get(node, {}).get("ranks", {}), report["ranks"]
+        kept = tuple(report["snapshots"]) if "snapshots" in report else None
         self.facts[node] = as_known(report, clock)
         if report["generation"] != self.state.generation:
-            return inputs.Heartbeat(node, age_s, snapshots=_snapshots(report))
+            return inputs.Heartbeat(node, age_s, snapshots=kept)
         stepped = any(rank.get("step") is not None for rank in ranks.values())
         warnings = self._losses.read(self.state.generation, ranks)
-        return inputs.Heartbeat(
-            node, age_s, stepped, moved(before, ranks), warnings, _first_step_age(ranks), _snapshots(report)
-        )
+        return inputs.Heartbeat(node, age_s, stepped, moved(before, ranks), warnings, _first_step_age(ranks), kept)
 
     def _read_steps(self, node: str, age_s: float, args: object) -> inputs.Heartbeat:
         """Take the steps of a node's ranks, while all else is as it was; raises Misfit."""
@@ -602,14 +594,14 @@ class Coordinator:
         beats, self._beats = self._beats, []
         if beats:
             self._wake()
-        return [
-            dataclasses.replace(
-                beat,
-                heard_age=beat.heard_age + now - came,
-                first_step_age=None if beat.first_step_age is None else beat.first_step_age + now - came,
-            )
-            for came, beat in beats
-        ]
+        aged = []
+        for came, generation, beat in beats:
+            # What it says of the ranks may be of a group that has ended meanwhile.
+            lease = inputs.Heartbeat(beat.node, beat.heard_age, snapshots=beat.snapshots)
+            known = beat if generation == self.state.generation else lease
+            first = known.first_step_age and known.first_step_age + now - came
+            aged.append(dataclasses.replace(known, heard_age=known.heard_age + now - came, first_step_age=first))
+        return aged
 
     def _wake(self) -> None:
         self.changed.set()

@@ -52,7 +52,7 @@ class Relay:
         """Stream what a node answers to `op` with `args`; raises Problem: unreachable, busy, or the node's own."""
         node, request = str(args["node"]), {"op": args["op"], "args": args["args"]}
         if sum(link.users for link in self._links.values()) >= MOST:
-            raise Problem("busy", f"{self._node} passes {MOST} requests on already")
+            raise Problem("busy", f"{self._node} passes on {MOST} requests")
         link = self._links.get(node)
         if link is None:
             link = self._links[node] = _Link()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import dataclasses
 import json
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -21,6 +22,7 @@ from cryptography import x509
 from remote_agent.agent import metrics
 from remote_agent.agent.agent import Agent
 from remote_agent.agent.coordinator_shell import Coordinator
+from remote_agent.base import clocks
 from remote_agent.coordinator import inputs
 from remote_agent.coordinator.journal import read_records
 from remote_agent.election.peers import PeerUnreachable, Tls, connect
@@ -343,6 +345,20 @@ def test_a_certificate_is_newer_than_the_newest_event_whatever_the_clock_says() 
 
 def issued_ns(pem: str) -> int:
     return x509.load_pem_x509_certificate(pem.encode()).serial_number >> 64
+
+
+async def test_a_step_of_a_group_that_has_ended_is_none_of_the_next(tmp_path: Path) -> None:
+    """Heartbeats wait for the next tick: a group may end meanwhile, and the next one has not made a step."""
+    async with job(tmp_path) as (_one, role):
+        role.feed(inputs.Tick())
+        role._beats.clear()
+        role.beat("n2", BEAT)
+        role.state = dataclasses.replace(role.state, generation=1, stepped=False)
+        role._run(role._heartbeats(clocks.now()), clocks.now())
+        assert not role.state.stepped
+        role.beat("n2", {**BEAT, "facts": {**FACTS, "generation": 1}})
+        role._run(role._heartbeats(clocks.now()), clocks.now())
+        assert role.state.stepped
 
 
 async def test_operators_are_counted_across_coordinators(tmp_path: Path) -> None:
