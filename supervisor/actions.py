@@ -243,16 +243,8 @@ ACTIONS: tuple[Action, ...] = (
         impact="deletes the logs and journals of finished jobs on the nodes; live jobs are kept",
     ),
     Action(
-        "job.record", "record", "", "Record", "save a job as one file: events, states and logs",
-        runner="record",
-    ),
-    Action(
-        "job.replay", "replay", "", "Replay", "open a recording in the TUI, at any time of the job",
-        runner="record.run_replay",
-    ),
-    Action(
-        "job.report", "report", "", "Report", "write the post-mortem of a job or a recording as Markdown or JSON",
-        runner="record.run_report",
+        "job.report", "report", "", "Report", "write the post-mortem of a job, or the job itself as one file",
+        runner="report",
     ),
     Action(
         "logs.diagnose", "diagnose", "", "Diagnose", "find the root cause in existing log files; needs no cluster",

@@ -1,6 +1,6 @@
 """The history of a job as one picture: the series of all nodes, bucket by bucket.
 
-In: the answers of the nodes' agents, or a recording's states. Out: `Series`.
+In: the answers of the nodes' agents. Out: `Series`.
 """
 
 from __future__ import annotations

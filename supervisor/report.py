@@ -1,7 +1,6 @@
 """The post-mortem of a job, as one document and as Markdown that is readable as plain text.
 
-In: a session, or a player at its time; facts about NCCL and the hosts. Out: JSON data without secrets; lines. Imports
-`recording`, `logs` and `wording`.
+In: a session; facts about NCCL and the hosts. Out: JSON data without secrets; lines. Imports `logs` and `wording`.
 """
 
 from __future__ import annotations
@@ -9,26 +8,25 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from remote_agent.text.names import by_value, ranges
 from remote_agent.wire.documents import EventHead
 from remote_agent.wire.events import ENDED_EVENTS, PHASES, EventType, label
+from supervisor import redact
 from supervisor.errors import RequestFailed, Unreachable
 from supervisor.inventory.pattern import fold
 from supervisor.logs.selection import Selection
-from supervisor.recording import redact
-from supervisor.recording.file_format import read_time
 from supervisor.wording.events import MEMBERSHIP, EventRows, event_text, phase_name, phases_by_generation
 from supervisor.wording.events import line as event_row
 from supervisor.wording.incidents import incident_lines
 from supervisor.wording.status import condition_of
-from supervisor.wording.values import clock, one_line, safe
+from supervisor.wording.values import clock, local_time, one_line, safe
 
 if TYPE_CHECKING:
-    from remote_agent.wire.documents import IncidentDocument, JournalEvent, NcclSummary, ScriptStatus, Status
-    from supervisor.logs.merge import Page
-    from supervisor.recording.file_format import RecordedHost
+    from remote_agent.wire.documents import IncidentDocument, JournalEvent, NcclSummary, ScriptStatus
+    from supervisor.bundle import BundledHost
+    from supervisor.session import Session
 
 VERSION = 1
 # Ranks print their step like this; it is searched for in the first and the last rows of a generation.
@@ -36,7 +34,7 @@ _STEP = re.compile(rb"(?i)(?<![a-z])(?:step|iter(?:ation)?)[\"']?\s{0,4}[=:#]?\s
 ROWS = 256
 
 # Facts of the hosts and of torch there, in the order of the table.
-ENVIRONMENT: tuple[tuple[str, Callable[[RecordedHost], object]], ...] = (
+ENVIRONMENT: tuple[tuple[str, Callable[[BundledHost], object]], ...] = (
     ("python", lambda host: host["hello"].get("python")),
     ("torch", lambda host: host["engine"].get("torch")),
     ("cuda", lambda host: host["engine"].get("cuda")),
@@ -95,31 +93,18 @@ class Report(TypedDict):
     timeline: list[ReportEvent]
 
 
-class ReportSource(Protocol):
-    """A session, or a player."""
-
-    @property
-    def status(self) -> Status:
-        """The newest status document."""
-
-    async def merged(
-        self, selection: Selection, count: int, *, before_ns: int | None = None, after_ns: int | None = None
-    ) -> Page:
-        """Return rows by time."""
-
-
 async def report(
-    source: ReportSource,
+    session: Session,
     events: Sequence[JournalEvent],
     incidents: Sequence[IncidentDocument],
     nccl: NcclSummary | None,
-    hosts: Iterable[RecordedHost],
+    hosts: Iterable[BundledHost],
 ) -> Report:
     """Return the post-mortem; steps are included if the ranks printed them."""
-    status, journal = source.status, EventRows()
+    status, journal = session.status, EventRows()
     journal.follow(events)
     generations = [event for event in events if event["type"] == EventType.GENERATION_RUNNING]
-    steps = {int(event["generation"]): await _steps(source, int(event["generation"])) for event in generations}
+    steps = {int(event["generation"]): await _steps(session, int(event["generation"])) for event in generations}
     script: ScriptStatus = status.get("script") or {"script": None}
     ended = next((event for event in reversed(events) if event["type"] in ENDED_EVENTS), None)
     last = ended or (events[-1] if events else None)
@@ -160,7 +145,8 @@ async def report(
 
 
 def _between(begin: str | None, end: str | None) -> float | None:
-    return round((read_time(end) - read_time(begin)) / 1e9, 3) if begin and end else None
+    first, last = local_time(begin), local_time(end)
+    return round((last - first).total_seconds(), 3) if first and last else None
 
 
 def _event(event: JournalEvent) -> ReportEvent:
@@ -191,7 +177,7 @@ def _generation(
     }
 
 
-async def _steps(source: ReportSource, generation: int) -> tuple[int, int] | None:
+async def _steps(source: Session, generation: int) -> tuple[int, int] | None:
     """Return the first and the last step that rank 0 printed in a generation, or None."""
     selection = Selection(generation=generation, ranks=[0])
     try:
@@ -205,7 +191,7 @@ async def _steps(source: ReportSource, generation: int) -> tuple[int, int] | Non
     return (first[0], last[-1]) if first and last else None
 
 
-def environment(hosts: Iterable[RecordedHost]) -> list[ReportedFact]:
+def environment(hosts: Iterable[BundledHost]) -> list[ReportedFact]:
     """Return each fact with its values, the most frequent value first."""
     known = list(hosts)
     rows: list[ReportedFact] = []

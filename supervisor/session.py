@@ -1,4 +1,4 @@
-"""One job as the operator uses it: the hub and all that works on it. Screens, printers and recordings use this class.
+"""One job as the operator uses it: the hub and all that works on it. Screens, printers and bundles use this class.
 
 In: an inventory, a job's name (or none: it is chosen) or the plan of a launch.
 Out: the state of the hub, kept up to date; requests to the job; its logs.
@@ -89,7 +89,8 @@ class Session(Hub):
             self.own(jobs.seek(self), "seek job")
         if self.follows:
             self.own(Updates(self).run(), "updates")
-            self.own(heal.Healer(self).run(), "heal")
+            if self.made_s is None:
+                self.own(heal.Healer(self).run(), "heal")
 
     async def close(self) -> None:
         """Detach: end all links. The job is unaffected; a launch in progress is undone."""

@@ -16,7 +16,7 @@ from remote_agent.base.tasks import within
 from remote_agent.coordinator.state import HEARTBEAT_S
 from remote_agent.election import peers
 from remote_agent.wire import Answer, Args, CallFailed, Channel, Handler, Items, Problem, WireError, leases
-from remote_agent.wire.status_diff import joined
+from remote_agent.wire.status_pieces import joined
 
 if TYPE_CHECKING:
     from remote_agent.agent.context import Context

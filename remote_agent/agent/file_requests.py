@@ -6,14 +6,17 @@ In: requests, a job's directory. Out: answers, streams. A live agent adds its ow
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Union
 
-from remote_agent.base.files import read_text
+from remote_agent.base.files import read_json, read_text
 from remote_agent.coordinator import replay
 from remote_agent.coordinator.journal import public, read_records
-from remote_agent.coordinator.status import document, history
+from remote_agent.coordinator.status import document
 from remote_agent.diagnose.incidents import incidents_in
 from remote_agent.election import authorities
 from remote_agent.history.keeper import HistoryKeeper
@@ -22,7 +25,7 @@ from remote_agent.logs.nccl import read_facts, read_map
 from remote_agent.snapshots.store import PIECE, Content, content_at, read_kept
 from remote_agent.wire import Answer, Args, Items, JobSpec, Problem
 from remote_agent.wire.events import ENDED_EVENTS, ENDED_STATES, Condition
-from remote_agent.wire.status_diff import pieces
+from remote_agent.wire.status_pieces import pieces
 
 if TYPE_CHECKING:
     from remote_agent.base import paths
@@ -43,12 +46,13 @@ class JobRequests:
         self.files = files
         self.spec = spec
         self.logs = logs
+        self._kept = kept
         self._records = records
         self.ops: dict[str, Op] = {
             "describe": self.describe,
             "events": self.events,
-            "history": self.history,
             "incidents": self.incidents,
+            "job_files": self.job_files,
             "nccl": self.nccl,
             "series": kept.answer,
             "log_list": lambda args: self.logs.list(),
@@ -72,12 +76,22 @@ class JobRequests:
 
     limits = "this agent does not know the request"
 
-    async def history(self, args: Args) -> Items:
-        """Stream what each record of the journal changed in the status."""
-        for change in history(self.spec, list(self._records())):
-            yield Answer(change)
-            # Sending a long journal of many ranks takes seconds, so heartbeats get their turn in between.
-            await asyncio.sleep(0)
+    async def job_files(self, args: Args) -> Items:
+        """Stream the files that show what the job did here, in pieces: path and time, and where the piece begins.
+
+        `log_bytes`: of each log that many bytes at its end, null: all. No keys, no snapshots, nothing but files.
+        """
+        limit, history = args.get("log_bytes"), self.files.history
+        yield Answer({"path": history.name, "mtime_ns": time.time_ns(), "at": 0}, self._kept.history.to_bytes())
+        for path in await asyncio.to_thread(lambda: list(_job_files(self.files))):
+            at = 0 if limit is None else await self.logs.end_of(path, int(limit))
+            # A file may be removed while others are read.
+            with contextlib.suppress(OSError):
+                about = {"path": str(path.relative_to(self.files.root)), "mtime_ns": path.stat().st_mtime_ns}
+                content = await asyncio.to_thread(Content, path)
+                # Of a file that grows, this much is there now.
+                for begin in range(at, max(at + 1, path.stat().st_size), PIECE):
+                    yield Answer({**about, "at": begin}, await asyncio.to_thread(content.read, PIECE, begin))
 
     async def events(self, args: Args) -> Items:
         """Stream journal records after `since`."""
@@ -139,7 +153,7 @@ class FileRequests(JobRequests):
         self.ops.update(identity=self.identity, status=self.status, watch=self.watch, attach=self.attach)
 
     async def handle(self, op: str, args: Args, body: bytes) -> Answer | Items:
-        if op.startswith("log_") and not self._started:
+        if op.startswith(("log_", "job_files")) and not self._started:
             self._started = True
             await self.logs.start()
         return await super().handle(op, args, body)
@@ -167,6 +181,8 @@ class FileRequests(JobRequests):
         )
 
     def _document(self) -> Status:
+        if kept := read_json(self.files.status):
+            return kept  # type: ignore[return-value]
         state = replay.fold(self.spec, self._journal)
         status = _without_agent(document(state, {}, None), self._node)
         return {**status, "coordinator_reachable": False, "node": self._node, "last_seq": len(self._journal)}
@@ -183,6 +199,13 @@ class FileRequests(JobRequests):
     async def attach(self, args: Args) -> Answer:
         """Do nothing: no agent notes the operator."""
         return Answer({})
+
+
+def _job_files(files: paths.JobFiles) -> Iterator[Path]:
+    """Yield the files of a bundle: the job's documents, and all that its ranks have left next to their logs."""
+    yield from (path for path in (files.spec, files.node, files.events) if path.is_file())
+    for folder in sorted(files.root.glob("generation_*")):
+        yield from (path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink())
 
 
 async def in_pieces(status: Status) -> Items:

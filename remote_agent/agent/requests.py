@@ -27,7 +27,7 @@ from remote_agent.coordinator.status import document
 from remote_agent.election import authorities, member
 from remote_agent.wire import Answer, Args, CallFailed, Channel, Items, Problem, WireError
 from remote_agent.wire.events import ENDED_STATES
-from remote_agent.wire.status_diff import pieces
+from remote_agent.wire.status_pieces import pieces
 
 if TYPE_CHECKING:
     from remote_agent.agent.context import Context, Life
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 # they change the job, or leave a trace.
 LOOKS = frozenset(
     (
-        *("identity", "status", "watch", "events", "history", "incidents", "nccl", "series", "stacks"),
+        *("identity", "status", "watch", "events", "incidents", "job_files", "nccl", "series", "stacks"),
         *("await_engine", "log_list", "log_read", "log_window", "log_merged", "log_follow", "log_rows", "log_search"),
         *("snapshot_files", "snapshot_read"),
     )

@@ -106,6 +106,8 @@ class JobFiles:
         self.log = root / "agent.log"
         self.events = root / "events.jsonl"
         """The journal, one JSON object on each line."""
+        self.status = root / "status.json"
+        """How the job was when a bundle was made of it, if it had not ended."""
         self.history = root / "history.bin"
         """What ranks printed and node and GPUs used, as far as it is kept."""
         self.spec = root / "spec.json"

@@ -5,7 +5,7 @@ In: JobSpec and journal records. Out: a State: for a new job, for a takeover, or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -80,14 +80,6 @@ def fold(spec: JobSpec, records: Iterable[JournalEvent], me: str = "") -> s.Stat
     for record in records:
         state = _apply(state, record)
     return state
-
-
-def folds(spec: JobSpec, records: Iterable[JournalEvent]) -> Iterator[s.State]:
-    """Yield the state after each record of the journal."""
-    state = _empty(spec, "")
-    for record in records:
-        state = _apply(state, record)
-        yield state
 
 
 class Fold:

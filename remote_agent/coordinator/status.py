@@ -6,20 +6,16 @@ In: the coordinator's State (live, or folded from the journal) and the nodes' he
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeVar
 
-from remote_agent.coordinator import replay, views
 from remote_agent.coordinator import state as s
+from remote_agent.coordinator import views
 from remote_agent.wire.events import Condition, StopCause
-from remote_agent.wire.status_diff import changes
 
 if TYPE_CHECKING:
-    from remote_agent.wire import JobSpec
     from remote_agent.wire.documents import (
         GpuVitals,
-        HistoryItem,
-        JournalEvent,
         NodeFacts,
         NodeStatus,
         NodeVitals,
@@ -142,17 +138,6 @@ def document(state: s.State, facts: Facts, coordinator: str | None, now: float |
         "snapshots": views.kept_snapshots(state),
         "script": {"kind": state.spec.kind, "script": state.spec.script, "args": list(state.spec.args)},
     }
-
-
-def history(spec: JobSpec, records: list[JournalEvent]) -> Iterator[HistoryItem]:
-    """Yield, for each record that changed the status, its `seq` and the `changes`, as far as the journal shows it."""
-    last: Status = {}
-    for record, state in zip(records, replay.folds(spec, records)):
-        status = document(state, {}, None)
-        changed = changes(last, status)
-        if changed:
-            last = status
-            yield {"seq": record["seq"], "changes": changed}
 
 
 def _live(state: s.State, facts: NodeFacts) -> Mapping[str, RankFacts]:

@@ -17,6 +17,7 @@ from remote_agent.logs import follow as following
 from remote_agent.logs import search as searching
 from remote_agent.logs import selection
 from remote_agent.logs.catalogue import Catalogue
+from remote_agent.logs.index import BYTES_PER_BLOCK
 from remote_agent.logs.logfile import Key, LogFile
 from remote_agent.logs.merge import merged
 from remote_agent.logs.progress import Reports
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 MAX_READ = 1024 * 1024
 RESCAN_S = 1.0
+# A file of gigabytes may take this long to be indexed, seconds.
+INDEX_WAIT_S = 60.0
 
 
 class LogStore:
@@ -158,6 +161,16 @@ class LogStore:
         body = file.pread(offset, min(length, MAX_READ))
         size = max(file.size, offset + len(body) if body else 0)
         return Answer({"offset": offset, "size": size, "eof": offset + len(body) >= size}, body)
+
+    async def end_of(self, path: Path, count: int) -> int:
+        """Return where the last `count` bytes of a log begin, at a block of its index; 0 for what is no log here."""
+        file = next((one for one in self._catalogue.by_folder.get(path.parent, ()) if one.path == path), None)
+        if file is None:
+            return 0
+        await index_until(file, None, INDEX_WAIT_S)
+        at = file.index.block(file.index.block_at(max(0, file.size - count))).offset if len(file.index) else 0
+        # Readers take a smaller hole for bytes that the rank has written.
+        return max(file.dropped, at if at >= BYTES_PER_BLOCK else 0)
 
     async def window(
         self, generation: int, rank: int, stream: str, line: int, count: int, at_ns: int | None = None

@@ -90,7 +90,7 @@ def stream_of(file: str, text: bytes) -> str:
 
 def dropped_text(size: int) -> bytes:
     """Return the line that stands for bytes that were dropped from the disk."""
-    return f"… {size_text(size)} were dropped here: log_bound".encode()
+    return f"… {size_text(size)} were dropped here: log_bound, or --logs of a bundle".encode()
 
 
 class RecordReader:

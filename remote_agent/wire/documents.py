@@ -734,13 +734,6 @@ class Status(TypedDict, total=False):
     coordinator_reachable: Optional[bool]
 
 
-class StatusChanges(Status, total=False):
-    order: list[Name]
-    """The names of the nodes."""
-
-
-HistoryItem = TypedDict("HistoryItem", {"seq": Count, "changes": StatusChanges})
-"""The changes that the record with that number made to the status."""
 read_status = reader(Status, "job", "state", "generation", "nodes")
 
 # --- the reply to a request that changes the job

@@ -1,4 +1,4 @@
-"""The gate for documents that others have written: files, recordings, other machines.
+"""The gate for documents that others have written: files, bundles, other machines.
 
 In: JSON text, or what was parsed from it; the type that it should have. Out: values of that type; `Misfit`, which names
 the field, for everything else, so that the code behind the gate needs no checks.

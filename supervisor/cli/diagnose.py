@@ -5,14 +5,16 @@ In: paths. Out: the verdicts as text or JSON, a progress bar on a terminal.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from supervisor import bundle
 from supervisor.cli import colours
 from supervisor.cli.entry import say
-from supervisor.cli.options import add_json, make_parser
+from supervisor.cli.options import SUFFIX, add_json, make_parser
 from supervisor.cli.output import write_json
 from supervisor.errors import UsageError
 from supervisor.standard_streams import err_is_terminal, progress_bar
@@ -49,11 +51,16 @@ def run(verb: str, argv: Sequence[str]) -> int:
         raise UsageError("PATH is missing", f"supervisor {verb} {USAGE}")
     skipped: list[str] = []
     try:
-        with _bar(options.paths) as progress:
-            document = diagnose(options.paths, progress, skipped.append)
+        with tempfile.TemporaryDirectory(prefix="supervisor-bundle-") as folder:
+            paths, names = _unpacked(options.paths, Path(folder))
+            with _bar(paths) as progress:
+                document = diagnose(paths, progress, skipped.append)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         raise UsageError(f"{where}{error.strerror or error}") from error
+    for proof in (proof for incident in document["incidents"] for proof in incident["evidence"]):
+        place = next((one for one in names if str(proof["file"]).startswith(one)), "")
+        proof["file"] = names.get(place, "") + str(proof["file"])[len(place) :]
     if skipped:
         say(f"skipped: {few(skipped)}")
     if options.json:
@@ -61,6 +68,20 @@ def run(verb: str, argv: Sequence[str]) -> int:
     else:
         colours.write(lines_of(document, why=options.why), options.color)
     return 0
+
+
+def _unpacked(paths: Sequence[Path], folder: Path) -> tuple[list[Path], dict[str, str]]:
+    """Return the paths with the directory of each bundle in its place, and the names of these bundles."""
+    names: dict[str, str] = {}
+    found = []
+    for path in paths:
+        place = folder / str(len(names))
+        if path.suffix == SUFFIX and path.is_file():
+            place.mkdir()
+            bundle.unpack(path, place)
+            names[str(place)] = str(path)
+        found.append(place if str(place) in names else path)
+    return found, names
 
 
 def lines_of(document: Diagnosis, *, why: bool = False) -> list[str]:

@@ -150,7 +150,11 @@ class Headless:
     def _is_over(self) -> bool:
         """Return whether the job has ended: its last event arrives before the status that follows from it."""
         session = self._session
-        return session.state in ENDED_STATES or any(event.get("type") in ENDED_EVENTS for event in session.events)
+        return (
+            session.made_s is not None
+            or session.state in ENDED_STATES
+            or any(event.get("type") in ENDED_EVENTS for event in session.events)
+        )
 
     def _begin_following(self) -> None:
         """Make Ctrl-C stop the job from now on, also one that was pressed as the launch ended."""
@@ -234,7 +238,7 @@ class Headless:
             self._print_incident()
         if self._interrupts and session.state == "stopped":
             return INTERRUPTED
-        return EXIT_STATUS.get(session.state, 1)
+        return EXIT_STATUS.get(session.state, 0 if session.made_s is not None else 1)
 
     # --- detach
 

@@ -259,7 +259,7 @@ def print_next_steps(hosts: str | None, source: SessionSource, *, job_stays: boo
     job = str(status.get("job") or "")
     if failure is not None and not status:
         say(str(failure))
-    elif not job_stays:
+    elif not job_stays or source.made_s is not None:
         return
     elif not source.ended:
         say(f"job {job} continues; watch it with: {attach_command(hosts, job)}")

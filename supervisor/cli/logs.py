@@ -25,6 +25,7 @@ from remote_agent.wire.documents import STREAMS as ALL_STREAMS
 from supervisor.cli.entry import say
 from supervisor.cli.options import (
     LATE_GRACE,
+    LOOKS,
     load_target,
     make_parser,
     parse,
@@ -317,7 +318,7 @@ def read_count(text: str) -> int:
 
 def parse_logs(argv: Sequence[str]) -> argparse.Namespace:
     """Return the options, checked against each other; raises UsageError."""
-    parser = make_parser("logs")
+    parser = make_parser("logs", LOOKS)
     parser.add_argument("--rank", type=read_ranks, metavar="RANK[,RANK…]", help="only these ranks: 0,2-4")
     parser.add_argument("--node", metavar="NODE", help="only the ranks on this node")
     parser.add_argument("--stream", choices=list(STREAMS), help="default: both, stdout and stderr")

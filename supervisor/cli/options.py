@@ -33,13 +33,16 @@ if TYPE_CHECKING:
 TARGET = {
     "HOSTS": "an inventory (*.toml; default: this machine only)",
     "JOB": "an id from `supervisor jobs`",
-    "RECORDING": "a file written by `supervisor record`",
-    "FILE": "the recording to write",
+    "BUNDLE": "a zip written by `supervisor report --bundle`",
     "SIGNAL": "the name of a signal, such as USR1",
 }
+# The arguments of verbs that change nothing.
+LOOKS = "[HOSTS|BUNDLE] [JOB]"
 # A hidden option of every verb: shell completion reads the options from the parser.
 DESCRIBE = "--describe-options"
 WIDTH = 100
+# The end of a bundle's name.
+SUFFIX = ".zip"
 # The usual name of an inventory.
 DEFAULT_NAME = "hosts.toml"
 
@@ -89,6 +92,7 @@ def make_parser(verb: str, usage: str = "[HOSTS] [JOB]", *, target: bool = True)
         words = "; ".join(f"{word}: {text}" if len(taken) > 1 else text for word, text in taken.items())
         parser.add_argument("target", nargs="*", metavar=" ".join(taken), help=words)
         add_sources(parser)
+        parser.set_defaults(takes_bundle="BUNDLE" in taken)
     words = "log to stderr and show tracebacks"
     parser.add_argument("--debug", action=_Debug, nargs=0, default=argparse.SUPPRESS, help=words)
     parser.add_argument(DESCRIBE, action=_Describe, nargs=0, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
@@ -130,7 +134,7 @@ def split_target(words: Sequence[str]) -> tuple[str | None, str | None]:
     hosts: str | None = None
     job: str | None = None
     for word in words:
-        if word.endswith(".toml"):
+        if word.endswith((".toml", SUFFIX)):
             if hosts is not None:
                 raise UsageError(f"two inventories: {hosts} and {word}")
             hosts = word
@@ -189,6 +193,8 @@ def _load_named(hosts: str | None, options: argparse.Namespace) -> Inventory:
     named = [*([hosts] if hosts is not None else ()), *(source.option for source, _ in sources)]
     if len(named) > 1:
         raise UsageError(f"{' and '.join(named)} both name the hosts", "give one of them")
+    if hosts is not None and hosts.endswith(SUFFIX):
+        return _open_bundle(hosts, options)
     if hosts is not None:
         return inventory.load(Path(hosts))
     for source, text in sources:
@@ -200,6 +206,15 @@ def _load_named(hosts: str | None, options: argparse.Namespace) -> Inventory:
         unused = f"; {DEFAULT_NAME} here is not used unless you name it" if Path(DEFAULT_NAME).exists() else ""
         say(f"hosts: this machine only{unused}")
     return inventory.local()
+
+
+def _open_bundle(name: str, options: argparse.Namespace) -> Inventory:
+    from supervisor import bundle
+
+    if not option_value(options, "takes_bundle"):
+        raise UsageError(f"{name}: this command needs the hosts of the job, not a bundle")
+    need_linux("opening a bundle")
+    return bundle.open_inventory(Path(name))
 
 
 def _from_source(source: InventorySource, text: str) -> Inventory:

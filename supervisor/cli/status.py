@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from supervisor.cli import colours
-from supervisor.cli.options import add_json, in_session, make_parser, parse
+from supervisor.cli.options import LOOKS, add_json, in_session, make_parser, parse
 from supervisor.cli.output import is_rich, write_json, write_lines, write_table
 from supervisor.standard_streams import clear_screen
 from supervisor.wording.events import EventRows, event_line, still_there
@@ -53,7 +53,7 @@ def contract(status: Status) -> dict[str, object]:
 
 def run(verb: str, argv: Sequence[str]) -> int:
     """Show the status; returns the exit code."""
-    parser = make_parser(verb)
+    parser = make_parser(verb, LOOKS)
     add_json(parser)
     colours.add_color(parser)
     parser.add_argument(
@@ -129,7 +129,7 @@ async def _watch(session: Session, *, as_json: bool, rich: bool, color: str) -> 
 
 def run_events(verb: str, argv: Sequence[str]) -> int:
     """Show the journal; returns the exit code."""
-    parser = make_parser(verb)
+    parser = make_parser(verb, LOOKS)
     add_json(parser, "one JSON object a line")
     colours.add_color(parser)
     parser.add_argument("-f", "--follow", action="store_true", help="print new events until the job ends")
@@ -155,7 +155,7 @@ def run_events(verb: str, argv: Sequence[str]) -> int:
 
 def run_incidents(verb: str, argv: Sequence[str]) -> int:
     """Show failures and their causes; returns the exit code."""
-    parser = make_parser(verb)
+    parser = make_parser(verb, LOOKS)
     add_json(parser)
     colours.add_color(parser)
     options = parse(parser, argv)

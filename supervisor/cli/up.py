@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import itertools
 import os
 import signal
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING
 from supervisor.cli import torchrun
 from supervisor.cli.entry import say
 from supervisor.cli.options import (
+    LOOKS,
     add_screen,
     add_sources,
     is_terminal,
@@ -254,29 +257,34 @@ def _tui(inventory: Inventory, plan: LaunchPlan, options: argparse.Namespace) ->
 
 def run_attach(verb: str, argv: Sequence[str]) -> int:
     """Attach; returns the exit code."""
-    parser = make_parser(verb)
+    parser = make_parser(verb, LOOKS)
     add_screen(parser, ": new lines, or the last ones of a finished job")
     options = parse(parser, argv)
     hosts, job = split_target(options.target)
     inventory = load_inventory(hosts, options)
-    mode = "watch" if options.read_only else "control"
+    read_only = options.read_only or inventory.made_s is not None
+    mode = "watch" if read_only else "control"
     from supervisor.session import Session
 
     if options.headless or not is_terminal():
         from supervisor.cli.headless import Headless
 
-        if not options.headless and out_is_terminal() and not options.read_only:
+        if not options.headless and out_is_terminal() and not read_only:
             say("this terminal cannot show the TUI (TERM=dumb, or stdin is not a terminal); Ctrl-C stops the job")
 
         async def watch() -> int:
-            session = Session(inventory, job, attach=mode, read_only=options.read_only)
+            session = Session(inventory, job, attach=mode, read_only=read_only)
             return await Headless(session, binary_out()).attached(hosts=source_words(hosts, options))
 
         return asyncio.run(watch())
     from supervisor.cli import home
+    from supervisor.tui import times
 
     def make() -> Session:
-        return Session(inventory, job, attach=mode, read_only=options.read_only)
+        return Session(inventory, job, attach=mode, read_only=read_only)
 
-    words = source_words(hosts, options)
-    return home.show(make, words, read_only=options.read_only, theme=options.theme, ascii_only=options.ascii)
+    # In a bundle of a job that had not ended, nothing has happened since it was made.
+    clock = time.time if inventory.made_s is None else functools.partial(float, inventory.made_s)
+    with times.read_from(clock):
+        words = source_words(hosts, options)
+        return home.show(make, words, read_only=read_only, theme=options.theme, ascii_only=options.ascii)

@@ -49,7 +49,7 @@ def _prefix(node: str, rank: int) -> bytes:
 
 
 def _one_line(text: bytes) -> bytes:
-    # A row is one line. If a node or a recording has more in it, none may look like the line of another rank.
+    # A row is one line. If a node has sent more in it, none may look like the line of another rank.
     return text.replace(b"\n", b"\\n")
 
 

@@ -423,6 +423,9 @@ async def forward_port(hub: Hub, node: str, port: int, local: int | None) -> For
 
 
 def _refuse_read_only(hub: Hub, verb: str) -> None:
+    if hub.read_only and hub.made_s is not None:
+        refusal = f"{verb} refused: {hub.inventory.path} is a bundle"
+        raise RequestFailed(refusal, "name the hosts of the job", "read_only")
     if hub.read_only:
         raise RequestFailed(f"{verb} refused: this supervisor is read-only", "leave --read-only out", "read_only")
 

@@ -410,6 +410,8 @@ class Inventory:
     hosts: tuple[Host, ...]
     job: JobDefaults
     hooks: tuple[Hook, ...] = ()
+    made_s: float | None = None
+    """Unix time of the bundle that stands for the hosts: they are directories, and nothing on them can be changed."""
     words: str | None = dataclasses.field(default=None, compare=False)
     """The arguments that name it on a command line, with absolute paths; "": this machine only; None: nothing does."""
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from remote_agent.diagnose.incidents import incidents_after, incidents_in
 from remote_agent.wire import Args, CallFailed, WireError
 from remote_agent.wire.events import ENDED_STATES
-from remote_agent.wire.status_diff import joined
+from remote_agent.wire.status_pieces import joined
 from supervisor import known
 from supervisor.errors import HostFailure, RequestFailed, SupervisorError, Unreachable, why
 from supervisor.link.doors import LARGE, Doors
@@ -87,7 +87,7 @@ class Hub:
         """"watch", "control" (also heals the job), or None (not recorded in the journal)."""
         self.follows = follow or attach is not None
         """`status`, `events` and `incidents` are kept up to date."""
-        self.read_only, self.live_only = read_only, live_only
+        self.read_only, self.live_only = read_only or inventory.made_s is not None, live_only
         self.operator = operator_name()
         self.agent = AgentFile.build()
         self.launching = plan is not None
@@ -223,6 +223,11 @@ class Hub:
     def hosts(self) -> dict[str, HostView]:
         """The hosts that belong to the job as far as is known, in inventory order."""
         return {name: link.view for name, link in self.links.items() if link.active}
+
+    @property
+    def made_s(self) -> float | None:
+        """Unix time when the bundle that stands for the hosts was made; None: hosts."""
+        return self.inventory.made_s
 
     @property
     def status_age_s(self) -> float:

@@ -194,6 +194,9 @@ class Updates:
                 if event.get("type") in ENDED_EVENTS:
                     await self._finish(link)
                     break
+            if hub.made_s is not None:
+                # Nothing has happened since the bundle was made.
+                await self._finish(link)
         finally:
             await stream.aclose()
         return True

@@ -39,7 +39,7 @@ class LogLine(NamedTuple):
 
 
 class HasStatus(Protocol):
-    """A session, or a recording that is replayed."""
+    """A session."""
 
     @property
     def status(self) -> Status:

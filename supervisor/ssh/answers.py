@@ -37,7 +37,6 @@ from remote_agent.wire.documents import (
     MAX_TIME_NS,
     Count,
     GenerationNumber,
-    HistoryItem,
     IncidentDocument,
     NcclSummary,
     NodeStatus,
@@ -264,9 +263,9 @@ SHAPES: Mapping[str, Read] = {
     "status": _plain(_status),
     "watch": _plain(_watched),
     "events": _with(event=Annotated[Any, read_event]),
-    "history": _plain(reader(HistoryItem)),
     "series": _series,
     "incidents": _plain(record({"incidents": list[IncidentDocument]}, {"nccl": NcclSummary | None})),
+    "job_files": _with(path=str, mtime_ns=TimeNs, at=Large),
     "nccl": _plain(read_nccl_node),
     # JobSpec.from_json has the shape of a description.
     "describe": _with(ca=str, spec=JsonObject),
@@ -294,8 +293,9 @@ SHAPES: Mapping[str, Read] = {
 """How the answer to each request is read; of a stream, each item. Verbs that change the job have one shape."""
 
 
-_READS = {"status", "watch", "events", "history", "incidents", *(op for op in SHAPES if op.startswith("log_"))}
-PASSED_ON = {op for op in SHAPES if op.startswith(("log_", "snapshot_"))} | {"await_engine", "nccl", "series", "stacks"}
+_READS = {"status", "watch", "events", "incidents", *(op for op in SHAPES if op.startswith("log_"))}
+_OF_ONE_NODE = {"await_engine", "job_files", "nccl", "series", "stacks"}
+PASSED_ON = {op for op in SHAPES if op.startswith(("log_", "snapshot_"))} | _OF_ONE_NODE
 """What a host is asked through another one. How the job is, and who its members are, comes over connections only."""
 # Such a refusal depends only on the request: every host answers the same.
 _OF_THE_REQUEST = {"no_log", "no_such_job", "pattern", "usage"}

@@ -40,6 +40,7 @@ from supervisor.tui.screens.nccl import NcclScreen
 from supervisor.tui.screens.run import RunScreen
 from supervisor.tui.shell import JobChoice, Level, Target
 from supervisor.tui.widgets.tables import RankTable
+from supervisor.wording import values
 from supervisor.wording.events import EventRows
 from supervisor.wording.incidents import is_open as is_open_incident
 
@@ -193,14 +194,10 @@ class SupervisorApp(App[int], inherit_bindings=False):
         self._leave_when_ended = False
 
     @property
-    def replay_status(self) -> str:
-        """Time, speed and state of a replay; "" on a live job."""
-        return ""
-
-    @property
-    def replay_rewinds(self) -> int:
-        """How often a replay was moved back in time."""
-        return 0
+    def bundle_text(self) -> str:
+        """When the bundle that is shown was made; "" on a job."""
+        made_s = self.source.made_s
+        return "" if made_s is None else f"BUNDLE of {values.local_time_ns(int(made_s * 1e9)):%Y-%m-%d %H:%M}"
 
     def get_line_filters(self) -> Sequence[LineFilter]:
         """Return the filters through which the lines of all widgets pass."""
@@ -285,7 +282,7 @@ class SupervisorApp(App[int], inherit_bindings=False):
                 self._driver.write(terminal.keep_title_sequence())
             self._driver.write(terminal.title_sequence(title))
             self._title = title
-        if condition != self._condition and self._condition and not self.replay_status:
+        if condition != self._condition and self._condition and not self.bundle_text:
             self._call_user(condition)
         self._condition = condition
 

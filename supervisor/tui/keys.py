@@ -309,19 +309,6 @@ KEYS: Final[tuple[KeyBinding, ...]] = (
     KeyBinding("quit", "q,ctrl+c", "app.leave", "detach", "detach, or stop the job (asks)", "any", 90, palette=True),
 )
 
-# A replay has these keys in addition to the others; the application binds them.
-REPLAY: Final[tuple[KeyBinding, ...]] = (
-    KeyBinding("replay.play", "p", "app.pause", "pause", "replay: pause or resume", footer=1, palette=True),
-    KeyBinding("replay.next", "full_stop", "app.step(1)", "next event", "replay: next event", footer=2, palette=True),
-    KeyBinding(
-        "replay.previous", "comma", "app.step(-1)", "previous", "replay: previous event", footer=3, palette=True
-    ),
-    KeyBinding(
-        "replay.faster", "right_parenthesis", "app.speed(1)", "faster", "replay: faster", footer=4, palette=True
-    ),
-    KeyBinding("replay.slower", "left_parenthesis", "app.speed(-1)", "slower", "replay: slower", palette=True),
-)
-
 _SHOWN: Final = {
     "slash": "/",
     "colon": ":",

@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from remote_agent.wire.documents import NodeVitals, is_old
+from remote_agent.wire.events import ENDED_STATES
 from supervisor.errors import EXIT_STATUS, LaunchFailed
 from supervisor.tui import looks
 from supervisor.wording import usage
@@ -267,7 +268,9 @@ class JobView:
 def take(source: SessionSource) -> JobView:
     """Return the session at this moment."""
     stale = source.status_age_s > STALE_S and not source.ended
-    job_view = build(source.status, source.hosts, source.incidents, job=source.job, ended=source.ended, stale=stale)
+    # A bundle shows the job as it was.
+    ended = source.ended and (source.made_s is None or source.status.get("state") in ENDED_STATES)
+    job_view = build(source.status, source.hosts, source.incidents, job=source.job, ended=ended, stale=stale)
     failure = source.failure
     if failure is None or job_view.state:
         return dataclasses.replace(job_view, bringing_up=source.launching)

@@ -97,12 +97,8 @@ class Shell(Protocol):
         """Seconds since the user froze the display; None while it is live."""
 
     @property
-    def replay_status(self) -> str:
-        """Time, speed and state of a replay; "" on a live job."""
-
-    @property
-    def replay_rewinds(self) -> int:
-        """How often a replay was moved back in time."""
+    def bundle_text(self) -> str:
+        """When the bundle that is shown was made; "" on a job."""
 
     @property
     def has_way_back(self) -> bool:
@@ -149,7 +145,7 @@ class Shell(Protocol):
         """Show one line of a log."""
 
     def go_to_time(self, time_s: float) -> None:
-        """Show what all ranks printed at a time, or in a replay the job at that time."""
+        """Show what all ranks printed at a time."""
 
     def open_event(self, index: Hashable) -> None:
         """Show what an event is about: the incident, or the log."""

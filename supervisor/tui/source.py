@@ -1,6 +1,6 @@
 """What the screens use of a session: this package uses nothing else of it.
 
-In: `supervisor.session.Session`, or a recorded one; for the home screen `supervisor.cli.home`. Out: protocols.
+In: `supervisor.session.Session`; for the home screen `supervisor.cli.home`. Out: protocols.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class HostConnection(Protocol):
 
     @property
     def began(self) -> Mapping[str, float]:
-        """The time when each step began, by time.monotonic(); of a recording nothing."""
+        """The time when each step began, by time.monotonic()."""
 
 
 class Forward(Protocol):
@@ -114,6 +114,10 @@ class SessionSource(Protocol):
     @property
     def notices(self) -> Sequence[Any]:
         """Notices of this supervisor: `text`, `level`."""
+
+    @property
+    def made_s(self) -> float | None:
+        """Unix time when the bundle that is shown was made; None: a job on its hosts."""
 
     @property
     def version(self) -> int:

@@ -1,6 +1,6 @@
-"""The time of the screens: the present, or the time of a replay.
+"""The time of the screens: the present, or the time when a bundle was made.
 
-In: the clock of a replay. Out: Unix time.
+In: another clock. Out: Unix time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def now() -> float:
 
 @contextlib.contextmanager
 def read_from(clock: Callable[[], float]) -> Iterator[None]:
-    """Take the time from another clock, such as that of a replay."""
+    """Take the time from another clock, such as that of a bundle."""
     global _clock
     before, _clock = _clock, clock
     try:

@@ -1,4 +1,4 @@
-"""Journal events as text: the one wording for `events`, headless output, the screen, reports and recordings. Pure.
+"""Journal events as text: the one wording for `events`, headless output, the screen and reports. Pure.
 
 In: events of the journal. Out: text without colour, one line an event; the rows of a journal.
 """
@@ -129,7 +129,7 @@ def cause_text(cause: object) -> str:
 def still_there(read: Sequence[JournalEvent], events: Sequence[JournalEvent]) -> int:
     """Return how many of the events that were read a journal still has.
 
-    Its end may have been replaced, or a recording turned back.
+    Its end may have been replaced.
     """
     if not read or (len(events) >= len(read) and events[len(read) - 1] is read[-1]):
         return len(read)

@@ -352,7 +352,7 @@ def _forward(tty: Window) -> None:
 
 def test_no_answer_is_found_anywhere_right_or_wrong(site: Site) -> None:
     right, wrong = site.door.password, f"wrong-{os.urandom(6).hex()}"
-    recording, report = site.door.home / "walk.rec", site.door.home / "report.md"
+    bundle, report = site.door.home / "walk.zip", site.door.home / "report.md"
     with watched([right, wrong], *site.places) as seen:
         with site.terminal("up", "--detach", "--job", JOB, "train.py") as tty:
             tty.answer(site.of_bastion, f"{wrong}\n")
@@ -363,11 +363,11 @@ def test_no_answer_is_found_anywhere_right_or_wrong(site: Site) -> None:
             tty.send(site.typed.encode())
             assert tty.wait_for_end() == 0, tty.text
             shown = tty.text
-        for words in (["record", JOB, str(recording)], ["report", JOB, "-o", str(report)], ["logs", JOB]):
+        for words in (["report", JOB, "--bundle", str(bundle)], ["report", JOB, "-o", str(report)], ["logs", JOB]):
             shown += site.run(*words).stdout
     assert seen == set()
     assert secrets_found([right, wrong], *site.places) == []
-    with zipfile.ZipFile(recording) as file:
+    with zipfile.ZipFile(bundle) as file:
         shown += "".join(file.read(name).decode("utf-8", "replace") for name in file.namelist())
     assert "version 1 of rank 0" in shown
     assert [secret for secret in (right, wrong) if secret in shown] == []

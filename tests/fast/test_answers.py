@@ -18,6 +18,7 @@ import pytest
 from remote_agent.wire import Answer, CallFailed, Channel, Items, Problem, WireError, documents
 from remote_agent.wire import answers as wire_answers
 from remote_agent.wire.gate import Misfit, record, shape
+from supervisor import bundle
 from supervisor.errors import HostError, RequestFailed, why
 from supervisor.inventory import Host
 from supervisor.link.host_link import OPEN, HostLink
@@ -28,7 +29,6 @@ from supervisor.logs.selection import Selection
 from supervisor.nccl import to_fabric
 from supervisor.preflight import oddities
 from supervisor.preflight.probe import Preflight
-from supervisor.recording import file_format
 from supervisor.ssh import answers
 from supervisor.ssh.answers import SHAPES, HostChannel, MalformedAnswer, read_answer
 from supervisor.wording.events import event_line
@@ -314,7 +314,7 @@ async def test_a_log_request_that_fails_ends_those_that_are_still_being_answered
 
 KINDS = {
     name: kind
-    for module in (documents, wire_answers, answers, file_format)
+    for module in (documents, wire_answers, answers, bundle)
     for name, kind in vars(module).items()
     if is_typeddict(kind) and kind.__module__ == module.__name__
 }

@@ -17,11 +17,9 @@ from remote_agent.agent import jobs
 from remote_agent.base.paths import Home
 from remote_agent.coordinator import inputs, replay
 from remote_agent.coordinator.journal import Journal, chunks, public, read_records
-from remote_agent.coordinator.status import document, history
 from remote_agent.diagnose.incidents import iso_time
 from remote_agent.election.ballot import Ballot
 from remote_agent.election.member import Member
-from remote_agent.wire.status_diff import merge
 from tests.fast.world import World, spec
 
 WAIT_S = 60.0
@@ -267,18 +265,13 @@ def test_times_are_utc_with_milliseconds() -> None:
     assert iso_time(1_700_000_000_123_456_789) == "2023-11-14T22:13:20.123Z"
 
 
-def test_the_history_is_the_status_after_each_record_and_says_who_asked() -> None:
+def test_the_journal_says_who_asked() -> None:
     world = World(spec(3, min_nodes=2))
     world.fail(1)
     world.settle()
     world.feed(inputs.Remove("n3", "ann@laptop"))
     world.settle()
     records = world.records()
-    status: Any = {}
-    for reported in history(world.state.spec, records):
-        status = merge(status, reported["changes"])
-        assert status == document(replay.fold(world.state.spec, records[: reported["seq"]]), {}, None)
-    assert status["generation"] == 2
     asked = next(record for record in records if record["type"] == "remove_requested")
     assert (asked["node"], asked["detail"]["operator"]) == ("n3", "ann@laptop")
 

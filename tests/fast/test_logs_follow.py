@@ -323,7 +323,7 @@ async def check_readers(store: LogStore, path: Path) -> None:
     assert 0 < start == text.index(b"line")
     assert not text[:start].strip(b"\0")
     kept = [line.rstrip(b"\n") for line in LINES][len(LINES) - text[start:].count(b"\n") :]
-    lost = b"\xe2\x80\xa6 %.1f MB were dropped here: log_bound" % (start / 1e6)
+    lost = b"\xe2\x80\xa6 %.1f MB were dropped here: log_bound, or --logs of a bundle" % (start / 1e6)
     total = listed["total_lines"]
     assert total == first + 1 + len(kept)
     # Windows, from the front and the end.

@@ -7,6 +7,7 @@ import json
 import logging
 import random
 import sys
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from remote_agent.wire import Problem
 from supervisor import handlers
 from supervisor.cli import entry, main
 from supervisor.cli.output import Writer, write_json, write_ranks, write_table
+from supervisor.cli.report import put
 from supervisor.cli.whole_lines import WholeLines, line_of, lines_of, prefixed
 from supervisor.errors import HostError, HostFailure, LaunchFailed, RequestFailed
 from supervisor.logs.fold import Folder
@@ -26,10 +28,11 @@ from supervisor.logs.live import Chunk
 from supervisor.logs.rows import LogLine
 from supervisor.nccl import Fabric
 from supervisor.preflight import probe
+from supervisor.report import report
 from supervisor.standard_streams import LinesForTerminal, safe_streams
 from tests.fast.test_fabric import facts
 from tests.hostile import ACTED_ON, HOSTILE, Screen, check_harmless, hostile_session, with_hostile_texts
-from tests.screens import recorded, recordings
+from tests.screens import recorded
 
 
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Screen:
@@ -211,22 +214,16 @@ def test_a_diagnosis_of_hostile_logs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     check_harmless(screen.text, colours=not options)
 
 
-@pytest.fixture
-def recording(tmp_path: Path) -> Path:
-    """A recording with HOSTILE in every name and text."""
-    return recordings.write(tmp_path / "job.rec", session=hostile_session())
-
-
-@pytest.mark.parametrize("words", ["replay --headless", "report", "report --json"])
-def test_a_hostile_recording(recording: Path, monkeypatch: pytest.MonkeyPatch, words: str) -> None:
-    screen = terminal(monkeypatch)
-    assert main([*words.split(), str(recording)]) == 0, screen.text
+@pytest.mark.parametrize("as_json", [False, True])
+async def test_the_report_of_a_hostile_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_json: bool) -> None:
+    screen, session = terminal(monkeypatch), hostile_session()
+    document = await report(session, session.events, session.incidents, None, [])  # type: ignore[arg-type]
+    with safe_streams():
+        for output in (None, tmp_path / "report"):
+            put(document, Namespace(json=as_json, output=output))
     check_harmless(screen.text)
-
-
-def test_a_report_in_a_file_is_harmless_too(recording: Path, tmp_path: Path) -> None:
-    assert main(["report", str(recording), "-o", str(tmp_path / "report.md")]) == 0
-    check_harmless((tmp_path / "report.md").read_text())
+    check_harmless((tmp_path / "report").read_text())
+    assert (tmp_path / "report").stat().st_mode & 0o777 == 0o600
 
 
 def test_torchruns_plugin_says_only_text(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,8 +16,8 @@ import pytest
 from remote_agent.agent.requests import essence, steps_of
 from remote_agent.wire import Answer, CallFailed, ChannelClosed, NodeSpec
 from remote_agent.wire.frames import encode
-from remote_agent.wire.status_diff import PIECE_NODES, joined, pieces
-from supervisor.cli import logs, options, record, snapshots, stacks
+from remote_agent.wire.status_pieces import PIECE_NODES, joined, pieces
+from supervisor.cli import logs, options, report, snapshots, stacks
 from supervisor.control import admission, heal, promotion, requests
 from supervisor.errors import HostError, RequestFailed, Unreachable
 from supervisor.inventory import Inventory, JobDefaults, load
@@ -626,7 +626,7 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tupl
             return waiting.run(timed(), 300)
 
         monkeypatch.setattr(host_link, "connect", connect)
-        for module in (logs, record, options):
+        for module in (logs, options):
             monkeypatch.setattr(module.asyncio, "run", run)
         return path, took
 
@@ -653,7 +653,7 @@ def test_logs_of_the_hosts_that_answer(hosts: Hosts, capfd: Any, first: str, arg
 @pytest.mark.parametrize("first", ["stops", ""], ids=["coordinator", "another node"])
 def test_a_report_ends_soon(hosts: Hosts, capfd: Any, first: str) -> None:
     path, took = hosts(first, "", "stops", "absent")
-    record.run_report("report", [str(path), "a", "--json"])
+    report.run("report", [str(path), "a", "--json"])
     out, said = capfd.readouterr()
     assert json.loads(out)["job"] == "a"
     assert sorted(line.split()[1] for line in said.splitlines()) == [*(["n1:"] if first else []), "n3:", "n4:"]

@@ -90,7 +90,7 @@ def test_flight_records(tmp_path: Path) -> None:
 
 
 def test_journals_of_a_node(tmp_path: Path) -> None:
-    """What a node reads of its journal gives a status, a history and a state to take over, for people too."""
+    """What a node reads of its journal gives a status and a state to take over, for people too."""
     path = tmp_path / "events.jsonl"
     spec = JobSpec(job="a", script="t.py", nodes=(NodeSpec("n1", "10.0.0.1"), NodeSpec("n2", "10.0.0.2")))
 
@@ -98,7 +98,6 @@ def test_journals_of_a_node(tmp_path: Path) -> None:
         path.write_bytes(data)
         records = read_records(path)
         status = coordinator_status.document(replay.fold(spec, records), {}, None)
-        list(coordinator_status.history(spec, records))
         coordinator_status.document(replay.take_over(spec, "n1", 9, records, 100.0), {}, "n1")
         shown = [*status_lines(status), *map(event_line, records), *map(outcome_line, records)]
         shown += [line for incident in incidents_in(records) for line in incident_lines(incident)]

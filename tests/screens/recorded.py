@@ -59,6 +59,7 @@ class RecordedSession:
         self.launching = False
         self.failure: SupervisorError | None = None
         self.ended = False
+        self.made_s: float | None = None
         self.version = 1
         self.files: dict[File, list[Line]] = {}
         self.requests: list[tuple[str, Any]] = []

@@ -554,7 +554,7 @@ class ActionDialogs:
         job_view, failure = self._shell.job_view, self._shell.source.failure
         if not self._shell.has_job:
             self._shell.exit(0)
-        elif job_view.ended:
+        elif job_view.ended or self._shell.bundle_text:
             self._shell.exit(job_view.exit_status or 0)
         elif failure is not None and not job_view.state:
             self._shell.exit(int(getattr(failure, "exit_status", 3)))

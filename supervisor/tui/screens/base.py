@@ -43,7 +43,7 @@ NO_TABLE_ALONE: Final = "no table in this pane; esc shows all panes"
 
 def quit_label(job_view: JobView, shell: Shell) -> str:
     """Return what q does now, in a word or two."""
-    if job_view.ended or job_view.problem or shell.replay_status or not shell.has_job or not shell.job_stays:
+    if job_view.ended or job_view.problem or shell.bundle_text or not shell.has_job or not shell.job_stays:
         return "quit"
     return "abort" if job_view.bringing_up and not job_view.state else "detach"
 
@@ -117,9 +117,7 @@ class LiveScreen(CellSelection[None], inherit_bindings=False):
         # The journal is read only while the group imports, because it may be long.
         starts = job_view.condition == Condition.IMPORTING and shell.paused_s is None
         waits = start_waits(shell.source.events, times.now()) if starts else ""
-        self.query_one(AlertBar).show(
-            job_view, age_s, paused_s=shell.paused_s, replay_status=shell.replay_status, waits=waits
-        )
+        self.query_one(AlertBar).show(job_view, age_s, paused_s=shell.paused_s, bundle=shell.bundle_text, waits=waits)
         if changed:
             self.show(job_view)
             if self.maximized is not None and not self.maximized.display:

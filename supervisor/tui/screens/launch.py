@@ -124,7 +124,7 @@ def stages(node: NodeRow, glyphs: Glyphs, now_s: float) -> Row:
 
 
 def _spinner(node: NodeRow, glyphs: Glyphs, now_s: float) -> str:
-    # If nothing changes, as in a paused recording, nothing spins.
+    # If nothing changes, nothing spins.
     return glyphs.spinner[int(now_s * 8) % len(glyphs.spinner)] if node.step in node.began else "~"
 
 

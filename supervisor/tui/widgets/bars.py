@@ -37,12 +37,12 @@ def alert_rows(
     glyphs: Glyphs,
     *,
     paused_s: float | None = None,
-    replay_status: str = "",
+    bundle: str = "",
     waits: str = "",
 ) -> tuple[Row, Row]:
     """Return a row with the state of the job, and one with the failure and the next step, or what a start waits for."""
     end = _age(job_view, age_s) if paused_s is None else ((f" PAUSED {values.age(paused_s)} ", "pill"),)
-    end = ((f"{replay_status} ", "warn"),) if replay_status else end
+    end = ((f"{bundle} ", "warn"),) if bundle else end
     # A frozen display stays at its time.
     now_s = times.now() - (paused_s or 0.0)
     state = _state_row(job_view, end, width, glyphs)
@@ -256,12 +256,12 @@ class AlertBar(Bar):
         age_s: float,
         *,
         paused_s: float | None = None,
-        replay_status: str = "",
+        bundle: str = "",
         waits: str = "",
     ) -> None:
         """Show a newer state; `paused_s`: seconds since the display was frozen; `waits`: what a start waits for."""
         state, second = alert_rows(
-            job_view, age_s, self.size.width, self.glyphs, paused_s=paused_s, replay_status=replay_status, waits=waits
+            job_view, age_s, self.size.width, self.glyphs, paused_s=paused_s, bundle=bundle, waits=waits
         )
         self.rows = state, tuple((text, self._linked(text, role)) for text, role in second)
         self.redraw()

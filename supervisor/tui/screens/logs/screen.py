@@ -135,10 +135,9 @@ class LogsScreen(LiveScreen):
     def tick(self, job_view: JobView, age_s: float, changed: bool) -> None:
         """Let the view load lines as soon as a host is connected."""
         view = self.view
-        view.held = not (job_view.state or job_view.problem or self.shell.replay_status)
+        view.held = not (job_view.state or job_view.problem)
         view.waiting_text = REACHING if view.held else WAITING
         super().tick(job_view, age_s, changed)
-        self.shown.follow_replay()
         view.tick()
 
     def tick_paused(self, job_view: JobView, age_s: float, changed: bool) -> None:

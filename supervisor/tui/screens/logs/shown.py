@@ -46,7 +46,6 @@ class ShownLog:
         self._shell = shell
         self._opened = opened
         self._last_rank: Target | None = None
-        self._rewinds = shell.replay_rewinds
 
     # --- opening
 
@@ -110,12 +109,6 @@ class ShownLog:
                 self.target = Target(row.node, row.rank)
             if feed.file is not None and newest is not None and newest > feed.file[0]:
                 self._open()
-
-    def follow_replay(self) -> None:
-        """Read again when the replay was moved back in time; the line that is read stays if it exists by then."""
-        if self._rewinds != self._shell.replay_rewinds:
-            self._rewinds = self._shell.replay_rewinds
-            self._open_at_line()
 
     def _open_at_line(self) -> None:
         line = None if self.view.follow else self.line_read()

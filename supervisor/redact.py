@@ -1,6 +1,7 @@
-"""Removes secrets from reports and recordings.
+"""Removes secrets from reports and bundles.
 
-In: texts, command lines, documents. Out: the same with `[redacted]` in place of what looks like a secret.
+In: texts, command lines, documents. Out: the same with `[redacted]` in place of what looks like a secret; the bytes of
+a log with as many asterisks.
 
 There are two rules. By name: the value of a variable, an option, a key or a header that is named as secrets are. By
 form: what is a secret wherever it stands, such as a token of a known provider or the URL of a webhook. Ordinary logs
@@ -11,11 +12,15 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 MARK = "[redacted]"
+Place = Callable[[re.Match[str]], tuple[int, int]]
+"""Where the secret of a match begins and ends; the same twice: it has none."""
+_BYTE = re.compile(rb"[^\r\n]")
 
 # --- by name
 
@@ -92,11 +97,31 @@ def is_secret(name: str) -> bool:
 
 def text(value: str) -> str:
     """Return a text without passwords in URLs, values of secret names, and secrets of a known form."""
+    return _without(value, lambda _hidden: MARK)
+
+
+def same_length(data: bytes) -> bytes:
+    """Return the bytes of a log as `text` does, but with an asterisk for each byte of a secret within a line."""
+    return _without(data.decode("utf-8", "surrogateescape"), _asterisks).encode("utf-8", "surrogateescape")
+
+
+def _asterisks(hidden: str) -> str:
+    return _BYTE.sub(b"*", hidden.encode("utf-8", "surrogateescape")).decode()
+
+
+def _without(value: str, instead: Callable[[str], str]) -> str:
     low = value.lower()
-    for hint, pattern, instead in _RULES:
+    for hint, pattern, place in _RULES:
         if hint.search(low):
-            value = pattern.sub(instead, value)
+            value = pattern.sub(functools.partial(_hide, place, instead), value)
     return value
+
+
+def _hide(place: Place, instead: Callable[[str], str], match: re.Match[str]) -> str:
+    begin, end = place(match)
+    whole, start = match[0], match.start()
+    hidden = whole[begin - start : end - start]
+    return f"{whole[: begin - start]}{instead(hidden)}{whole[end - start :]}" if hidden else whole
 
 
 def _means_something_else(match: re.Match[str]) -> bool:
@@ -109,13 +134,9 @@ def _front(match: re.Match[str]) -> str:
     return match.string[max(0, match.start() - 90) : match.start()]
 
 
-def _pair(match: re.Match[str]) -> str:
-    if not _holds_secret(match):
-        return match[0]
-    end = match.end("quoted") if match["quoted"] else match.end("value")
-    begin = match.start("quoted") if match["quoted"] else match.start("value")
-    at = match.start()
-    return f"{match[0][: begin - at]}{MARK}{match[0][end - at :]}"
+def _pair(match: re.Match[str]) -> tuple[int, int]:
+    kept = match.end(), match.end()
+    return match.span("quoted" if match["quoted"] else "value") if _holds_secret(match) else kept
 
 
 def _holds_secret(match: re.Match[str]) -> bool:
@@ -153,27 +174,30 @@ def _is_code(match: re.Match[str], value: str) -> bool:
     return _CALL.match(value) is not None or last.lstrip("_") == name.lstrip("_")
 
 
-def _basic(match: re.Match[str]) -> str:
+def _basic(match: re.Match[str]) -> tuple[int, int]:
     try:
         is_login = b":" in base64.b64decode(match["value"], validate=True)
     except binascii.Error:
         is_login = False
-    return f"{match['kept']}{MARK}" if is_login else match[0]
+    return match.span("value") if is_login else (match.end(), match.end())
 
 
-_KEPT = rf"\g<kept>{MARK}"
+def _rest(match: re.Match[str]) -> tuple[int, int]:
+    return match.end("kept"), match.end()
+
+
 _WORDS = r"(?:auth|cookie|cred|dsn|key|pass|pat|pwd|sas|secret|sig|token|webhook)"
 # Logs have millions of lines: a rule is tried only where its first expression occurs in the text in lower case.
-_RULES: tuple[tuple[re.Pattern[str], re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = tuple(
-    (re.compile(hint), pattern, instead)
-    for hint, pattern, instead in (
-        ("-----begin ", _KEY_BLOCK, MARK),
-        (r"hook|//api\.telegram", _WEBHOOK, _KEPT),
-        (r"://[^\s/]*@", _URL_PASSWORD, _KEPT),
-        (r"://[\w-]+@", _URL_TOKEN, _KEPT),
-        ("authorization", _AUTHORIZATION, _KEPT),
-        ("cookie:", _COOKIE, _KEPT),
-        ("bearer", _BEARER, _KEPT),
+_RULES: tuple[tuple[re.Pattern[str], re.Pattern[str], Place], ...] = tuple(
+    (re.compile(hint), pattern, place)
+    for hint, pattern, place in (
+        ("-----begin ", _KEY_BLOCK, re.Match.span),
+        (r"hook|//api\.telegram", _WEBHOOK, _rest),
+        (r"://[^\s/]*@", _URL_PASSWORD, _rest),
+        (r"://[\w-]+@", _URL_TOKEN, _rest),
+        ("authorization", _AUTHORIZATION, _rest),
+        ("cookie:", _COOKIE, _rest),
+        ("bearer", _BEARER, _rest),
         (r"basic\s", _BASIC, _basic),
         (
             (
@@ -181,7 +205,7 @@ _RULES: tuple[tuple[re.Pattern[str], re.Pattern[str], str | Callable[[re.Match[s
                 r"|gsk_|r8_|whsec_|[rs]k_live_|xai-|hv[bs]\.|do[opr]_v1_|age-secret-key-"
             ),
             _TOKEN,
-            MARK,
+            re.Match.span,
         ),
         (rf"{_WORDS}[\w.-]{{0,20}}\\{{0,8}}[\"']?\]?[ \t]{{0,20}}[=:]|--[\w-]{{0,80}}{_WORDS}", _PAIR, _pair),
     )

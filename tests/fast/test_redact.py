@@ -1,0 +1,84 @@
+"""What leaves the cluster has no secret in it, and keeps the rest."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from supervisor import redact
+
+M = redact.MARK
+
+
+SECRET = (
+    "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY", "--db-password", "apiKey", "OPENAI_APIKEY",
+    "SLACK_WEBHOOK_URL", "AWS_ACCESS_KEY_ID", "token", "PGPASSWORD", "SSHPASS", "REDISCLI_AUTH", "MYSQL_PWD",
+    "AccountKey", "SharedAccessKey", "awsSecretKey", "authToken", "X-Amz-Signature", "X-Amz-Security-Token",
+    "passphrase",
+)  # fmt: skip
+ORDINARY = (
+    "--tokenizer", "tokens", "--max-tokens", "seq", "PATH", "key", "NCCL_DEBUG", "PWD", "OLDPWD", "signature",
+    "eos_token", "pad_token_id", "loss_per_token", "compass", "bypass", "keyboard", "primary_key", "num_passes",
+)  # fmt: skip
+
+
+def test_names_tell_what_is_secret() -> None:
+    assert [name for name in (*SECRET, *ORDINARY) if redact.is_secret(name)] == [*SECRET]
+
+
+def test_command_lines_and_documents_keep_what_is_no_secret() -> None:
+    """In the words that are meant, * stands for what was a secret."""
+    given = "env,PGPASSWORD=correct horse,PWD=/root,-H,Authorization: Token a,--lr,3e-4,--api-key,abc,--token=abc"
+    meant = "env,PGPASSWORD=*,PWD=/root,-H,Authorization: Token *,--lr,3e-4,--api-key,*,--token=*"
+    more = ["--password", "--quiet", "--max-tokens", "7"]
+    words, expected = [*given.split(","), *more], [*meant.replace("*", M).split(","), *more]
+    assert redact.argv(words) == expected
+    env = {"HF_TOKEN": "x", "SSHPASS": "a b", "A": "b", "PWD": "/root", "eos_token": "</s>"}
+    found = redact.document({"args": words, "env": env, "step": 3, "n": [{"password": ""}]})
+    assert found == {"args": expected, "env": {**env, "HF_TOKEN": M, "SSHPASS": M}, "step": 3, "n": [{"password": ""}]}
+
+
+TEXTS = (Path(__file__).parent / "data" / "redacted.txt").read_text().splitlines()
+# Not in full, so that nobody who looks for secrets finds them here.
+FORMS = (
+    f"npm_{'a1B2' * 9}", "pypi-AgEIcHlwaS5vcmc" + "a1B2" * 5, "nvapi-" + "a1B2" * 5, f"gsk_{'a1B2' * 13}",
+    f"xai-{'a1B2' * 20}", f"r8_{'a1B2' * 9}", f"sk_live_{'a1B2' * 6}", f"hvs.{'a1B2' * 6}",
+    f"dop_v1_{'a1b2' * 16}", f"AGE-SECRET-KEY-1{'A1B2' * 14}",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("marked", [*TEXTS, *(f"«{form}»" for form in FORMS)])
+def test_secrets_are_taken_out_and_the_rest_stays(marked: str) -> None:
+    """Secrets stand between « and »."""
+    kept = re.sub("«.*»", M, marked)
+    assert redact.text(marked.replace("«", "").replace("»", "")) == kept
+    assert redact.text(kept) == kept
+
+
+@pytest.mark.parametrize("marked", [*TEXTS, *(f"«{form}»" for form in FORMS)])
+def test_a_secret_in_a_log_becomes_as_many_asterisks(marked: str) -> None:
+    """Secrets stand between « and »; what is no text may stand before them."""
+    given = b"caf\xc3\xa9 \xff\n" + marked.replace("«", "").replace("»", "").encode()
+    kept = b"caf\xc3\xa9 \xff\n" + re.sub("«(.*?)»", lambda one: "*" * len(one[1].encode()), marked).encode()
+    assert redact.same_length(given) == kept
+
+
+def test_lines_stay_where_they_are_in_a_key() -> None:
+    key = "-----BEGIN RSA PRIVATE KEY-----\r\nMIIE\r\nqwer==\r\n-----END RSA PRIVATE KEY-----"
+    hidden = "".join(one if one in "\r\n" else "*" for one in key)
+    assert redact.same_length(f"a\n{key}\nb\n".encode()).decode() == f"a\n{hidden}\nb\n"
+
+
+@pytest.mark.parametrize(
+    "piece",
+    ["a.", "://", "https://x/hooks/", "hooks/", "eyJaaaaaaaaaa-", "sk-", "password=\\", "\\", "token", 'pass="',
+     "--pass ", "authorization: ", "bearer ", "basic aaaaaaaa ", "x://u:p@", "cookie:", "SG.",
+     "-----BEGIN PRIVATE KEY-----"],
+)  # fmt: skip
+def test_no_line_of_a_rank_takes_long(piece: str) -> None:
+    begun = time.process_time()
+    redact.text("https://x/hooks/ a://b@ password=" + piece * (60_000 // len(piece)))
+    assert time.process_time() - begun < 2
