@@ -237,9 +237,7 @@ class RecordedHistory:
             values = dict(samples.of_node(node.get("vitals")))
             for rank in node.get("ranks", ()):
                 if rank.get("state") == "running":
-                    values.update(
-                        samples.of_rank(rank["rank"], rank.get("step"), rank.get("progress"), rank.get("vitals"))
-                    )
+                    values.update(samples.of_rank(rank["rank"], rank.get("step"), rank.get("progress")))
             self._nodes.setdefault(node["name"], pyramid.History()).add(t_ns / 1e9, values)
 
 
