@@ -72,7 +72,7 @@ def merge(wanted: SeriesQuery, nodes: Mapping[str, Mapping[Name, Span]]) -> Seri
     width_s = WIDTHS_S[wanted.level]
     found = [span for spans in nodes.values() for span in spans.values()]
     end = max((span.first + len(span.mean) for span in found), default=0)
-    first = max(end - wanted.buckets, min(map(_begin, found), default=end))
+    first = max(end - wanted.buckets, min((end - 1, *map(_begin, found))))
     count = end - first
     ranks: dict[Name, Span] = {}
     others: dict[tuple[str, str, int], Span] = {}

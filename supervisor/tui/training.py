@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from remote_agent.wire.events import EventType
 from supervisor.tui.rows import charts
-from supervisor.tui.rows.charts import Chart
+from supervisor.tui.rows.series import among
 from supervisor.tui.rows.spans import EMPTY, fit, fit_row, row_width
 from supervisor.tui.rows.tables import fit_parts
 from supervisor.wording import usage, values
@@ -207,13 +207,11 @@ def dashboard(job_view: JobView, now: Newest, training: Training, width: int, he
     """Return the rows below the line of progress: curves and time line at the left, the ranks' strips at the right."""
     if height <= 0 or training.series is None:
         return []
-    room = height
     left = _left(width)
-    right = width - left - 2
     saved = [(one["time_ns"] / 1e9, "snapshot") for one in job_view.status.get("snapshots") or ()]
-    curves = _curves(training.series, training, now, left, room, glyphs, saved)
-    strips = _strips(training.series, job_view, right, room, glyphs)
-    return [(*fit_row(curves[at], left, glyphs.more), ("  ", ""), *strips[at]) for at in range(room)]
+    curves = _curves(training.series, training, now, left, height, glyphs, saved)
+    strips = _strips(training.series, job_view, width - left - 2, height, glyphs)
+    return [(*fit_row(curves[at], left, glyphs.more), ("  ", ""), *strips[at]) for at in range(height)]
 
 
 def _curves(
@@ -226,15 +224,14 @@ def _curves(
     saved: list[tuple[float, str]],
 ) -> list[Row]:
     inner = width - charts.GUTTER
-    loss = charts.means(series.of("loss").values())
+    loss = among("loss", usage.figure, series.of("loss"), None)
     speeds, unit = _speeds(series, now)
     # One line shows the time; the loss gets two thirds of the others.
     lines = height - 1
-    has_loss = bool(charts.known(loss))
-    low = 0 if not charts.known(speeds) else lines if not has_loss else max(1, lines // 3)
+    low = 0 if not charts.known(speeds) else lines if not loss.is_known else max(1, lines // 3)
     rows: list[Row] = []
-    if has_loss:
-        rows += charts.chart_rows(Chart("loss", usage.figure, loss), width, lines - low, glyphs, names=("loss",))
+    if loss.is_known:
+        rows += charts.chart_rows(loss, width, lines - low, glyphs, names=("loss",))
     if low:
         top = charts.bounds(speeds)
         rows += charts.labelled(

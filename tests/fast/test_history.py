@@ -140,7 +140,9 @@ def test_the_series_of_all_nodes_begin_together_and_a_rank_that_moved_is_one() -
     assert loss == [1.0] * 6 + [""] + [2.0] * 4
     assert math.isnan(found.nodes["n1", "cpu", -1].mean[-1])
     assert found.nodes["n2", "cpu", -1].mean[-1] == 20.0
-    assert merged().ranks == {}
+    assert (merged().ranks, merged().buckets) == ({}, 1)
+    n2.add(1000, {("other", -1): 1.0})
+    assert merged(n2=n2).buckets == 1, "there is a bucket even if nothing is known"
 
 
 @pytest.mark.parametrize(("seconds", "width"), [(1, 2), (200, 2), (201, 8), (3200, 32), (10**9, 2048)])

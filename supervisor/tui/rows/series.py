@@ -99,7 +99,10 @@ def rank_charts(series: Series, ranks: Iterable[RankRow], rank: int | None) -> l
         span = None if gpu is None else series.nodes.get((row.node, "gpu_use", gpu))
         if span is not None:
             used[row.rank] = span.mean
-    return _charts(_RANK, lambda kind: used if kind == "gpu_use" else series.of(kind), rank)
+    drawn = [
+        among(name, text, used if kind == "gpu_use" else series.of(kind), rank) for kind, (name, text) in _RANK.items()
+    ]
+    return [chart for chart in drawn if chart.is_known]
 
 
 def node_charts(series: Series, node: str) -> list[Chart]:
@@ -112,26 +115,18 @@ def node_charts(series: Series, node: str) -> list[Chart]:
                 found.setdefault(name, []).append(span.mean)
         return {name: charts.means(spans) for name, spans in found.items()}
 
-    return _charts(_NODE, rows, node)
-
-
-def _charts(
-    kinds: Mapping[str, tuple[str, Callable[[float], str]]],
-    rows_of: Callable[[str], Mapping[T, Sequence[float]]],
-    selected: T | None,
-) -> list[Chart]:
-    """Return a chart of each kind of which something is known: the selected row, the median and the range of all."""
-    drawn = []
-    for kind, (name, text) in kinds.items():
-        rows = rows_of(kind)
-        columns = [charts.known(column) or [math.nan] for column in zip(*rows.values(), strict=True)]
-        own = () if selected is None else rows.get(selected, ())
-        # There is nothing beside the only one.
-        all_of: tuple[Callable[[list[float]], float], ...] = (
-            (statistics.median, min, max) if len(rows) > 1 or not own else ()
-        )
-        drawn.append(Chart(name, text, own, *([each(column) for column in columns] for each in all_of)))
+    drawn = [among(name, text, rows(kind), node) for kind, (name, text) in _NODE.items()]
     return [chart for chart in drawn if chart.is_known]
+
+
+def among(name: str, text: Callable[[float], str], rows: Mapping[T, Sequence[float]], selected: T | None) -> Chart:
+    """Return a chart of the selected row over the median and the range of all rows."""
+    columns = [charts.known(column) or [math.nan] for column in zip(*rows.values(), strict=True)]
+    own = () if selected is None else rows.get(selected, ())
+    median = list(map(statistics.median, columns))
+    if len(rows) < 2:
+        return Chart(name, text, own or median)
+    return Chart(name, text, own, median, list(map(min, columns)), list(map(max, columns)))
 
 
 # --- the wall of GPUs
