@@ -31,10 +31,9 @@ class SeriesQuery(NamedTuple):
     """Ranks or GPUs; None: all."""
     level: int
     buckets: int
-    last: int | None = None
-    """The number of the last bucket; None: the newest one."""
-    node: str | None = None
-    """The only node that is asked; None: all."""
+    """The newest ones of the level, at most so many."""
+    nodes: Sequence[str] | None = None
+    """The nodes that are asked; None: all."""
 
 
 class Series(NamedTuple):
@@ -60,30 +59,21 @@ class Series(NamedTuple):
 
 
 def query(
-    kinds: Sequence[str],
-    ids: Sequence[int] | None,
-    seconds: float,
-    points: int,
-    *,
-    window: tuple[float, float] | None = None,
-    node: str | None = None,
+    kinds: Sequence[str], ids: Sequence[int] | None, seconds: float, points: int, nodes: Sequence[str] | None = None
 ) -> SeriesQuery:
-    """Return what answers the newest seconds with at most this many buckets, as finely as there are.
-
-    window: only this part of them, from when to when in seconds since the epoch.
-    """
-    length_s = seconds if window is None else window[1] - window[0]
-    # Fine buckets are kept for a shorter time than coarse ones.
-    level = max(level_for(length_s, points), level_for(seconds, BUCKETS))
-    buckets = max(1, min(points, math.ceil(length_s / WIDTHS_S[level]) + 1))
-    return SeriesQuery(kinds, ids, level, buckets, None if window is None else int(window[1] // WIDTHS_S[level]), node)
+    """Return what answers the newest seconds with at most this many buckets, as finely as there are."""
+    level = level_for(seconds, points)
+    buckets = max(1, min(points, BUCKETS, math.ceil(seconds / WIDTHS_S[level]) + 1))
+    return SeriesQuery(kinds, ids, level, buckets, nodes)
 
 
 def merge(wanted: SeriesQuery, nodes: Mapping[str, Mapping[Name, Span]]) -> Series:
-    """Return the spans of all nodes as one; they end with the newest bucket of any."""
-    width_s, count = WIDTHS_S[wanted.level], wanted.buckets
-    ends = [span.first + len(span.mean) for spans in nodes.values() for span in spans.values()]
-    first = max(ends, default=count) - count
+    """Return the spans of all nodes as one, from the first value of any to the newest bucket of any."""
+    width_s = WIDTHS_S[wanted.level]
+    found = [span for spans in nodes.values() for span in spans.values()]
+    end = max((span.first + len(span.mean) for span in found), default=0)
+    first = max(end - wanted.buckets, min((end - 1, *map(_begin, found))))
+    count = end - first
     ranks: dict[Name, Span] = {}
     others: dict[tuple[str, str, int], Span] = {}
     for node, spans in nodes.items():
@@ -98,14 +88,10 @@ def merge(wanted: SeriesQuery, nodes: Mapping[str, Mapping[Name, Span]]) -> Seri
     return Series(width_s, first, count, ranks, others)
 
 
-def trimmed(series: Series) -> Series:
-    """Return the series without the buckets before the first value of any."""
-    spans = [*series.ranks.values(), *series.nodes.values()]
-    known = (next((at for at, value in enumerate(span.mean) if not math.isnan(value)), None) for span in spans)
-    begin = min((at for at in known if at is not None), default=0)
-    ranks = {name: _aligned(span, series.first + begin, series.buckets - begin) for name, span in series.ranks.items()}
-    nodes = {name: _aligned(span, series.first + begin, series.buckets - begin) for name, span in series.nodes.items()}
-    return Series(series.width_s, series.first + begin, series.buckets - begin, ranks, nodes)
+def _begin(span: Span) -> int:
+    """Return the number of the first bucket that has a value, or of the one after the last."""
+    numbered = enumerate(span.mean, span.first)
+    return next((number for number, value in numbered if not math.isnan(value)), span.first + len(span.mean))
 
 
 def _aligned(span: Span, first: int, count: int) -> Span:
@@ -131,17 +117,15 @@ def _either(one: Span, other: Span) -> Span:
 
 def of_histories(wanted: SeriesQuery, nodes: Mapping[str, History]) -> Series:
     """Return what the agents of these nodes would answer."""
-    chosen = {name: one for name, one in nodes.items() if wanted.node in (None, name)}
-    args = (wanted.kinds, wanted.ids, wanted.level, wanted.buckets, wanted.last)
-    return merge(wanted, {name: one.spans(*args) for name, one in chosen.items()})
+    chosen = {name: one for name, one in nodes.items() if wanted.nodes is None or name in wanted.nodes}
+    return merge(wanted, {name: one.spans(*wanted[:4]) for name, one in chosen.items()})
 
 
 async def read(session: Hub, wanted: SeriesQuery) -> Series:
     """Ask the nodes; one that does not answer, or whose agent keeps no history, is left out. Raises Unreachable."""
 
     async def one(link: HostLink) -> tuple[str, Mapping[Name, Span]]:
-        args = {"kinds": list(wanted.kinds), "ids": wanted.ids, "level": wanted.level, "count": wanted.buckets,
-                "last": wanted.last}  # fmt: skip
+        args = {"kinds": list(wanted.kinds), "ids": wanted.ids, "level": wanted.level, "count": wanted.buckets}
         try:
             answer = await link.call("series", args, timeout_s=ANSWER_S)
         except (CallFailed, WireError, asyncio.TimeoutError):
@@ -153,5 +137,5 @@ async def read(session: Hub, wanted: SeriesQuery) -> Series:
             spans[kind, number] = Span(width_s, first, next(values), next(values), next(values))
         return link.view.name, spans
 
-    nodes = None if wanted.node is None else [wanted.node]
+    nodes = None if wanted.nodes is None else list(wanted.nodes)
     return merge(wanted, dict(await asyncio.gather(*(one(link) for link in sources(session, nodes)))))

@@ -264,7 +264,7 @@ class MemberLoop:
         facts = self.facts()
         values = dict(samples.of_node(facts["vitals"]))
         for rank, one in facts["ranks"].items() if self.running is not None else ():
-            values.update(samples.of_rank(int(rank), one["step"], one["progress"], one["vitals"]))
+            values.update(samples.of_rank(int(rank), one["step"], one["progress"]))
         return time.time() + self.shift_ns / 1e9, values
 
     @property

@@ -60,15 +60,14 @@ class HistoryKeeper:
             log.warning("%s is not written: %s", self._path, error)
 
     async def answer(self, args: Args) -> Answer:
-        """Answer `series`: `count` buckets of a `level` up to number `last` (null: the newest), of `kinds` and `ids`.
+        """Answer `series`: the newest `count` buckets of a `level`, of `kinds` and `ids`.
 
         ids: ranks or GPUs; null: all.
         """
         level, count = int(args["level"]), int(args["count"])
         if not (0 <= level < len(WIDTHS_S) and 0 < count <= pyramid.BUCKETS):
             raise Problem("bad_request", f"no such span of the history: level {level}, {count} buckets")
-        last = None if args.get("last") is None else int(args["last"])
-        spans = self.history.spans(args["kinds"], args.get("ids"), level, count, last)
+        spans = self.history.spans(args["kinds"], args.get("ids"), level, count)
         first = next(iter(spans.values())).first if spans else 0
         names = [list(name) for name in spans]
         return Answer({"count": count, "first": first, "series": names}, pyramid.pack(spans.values()))

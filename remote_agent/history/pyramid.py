@@ -123,15 +123,9 @@ class History:
         """Return what there is."""
         return sorted(self._series)
 
-    def spans(
-        self, kinds: Iterable[str], ids: Iterable[int] | None, level: int, count: int, last: int | None = None
-    ) -> dict[Name, Span]:
-        """Return `count` buckets of a level for the series of these kinds, and of these ranks or of all.
-
-        last: the number of the last bucket; None: that of the newest one.
-        """
-        if last is None:
-            last = max((levels[level].newest for levels in self._series.values()), default=-1)
+    def spans(self, kinds: Iterable[str], ids: Iterable[int] | None, level: int, count: int) -> dict[Name, Span]:
+        """Return the newest `count` buckets of a level for the series of these kinds, and of these ranks or of all."""
+        last = max((levels[level].newest for levels in self._series.values()), default=-1)
         wanted, chosen = set(kinds), None if ids is None else {-1, *ids}
         return {
             name: self._series[name][level].span(last - count + 1, count)

@@ -1,6 +1,6 @@
 """What of a status goes into the history.
 
-In: a rank's progress and usage, a node's usage, as the status document has them. Out: values by name. Pure.
+In: a rank's progress, a node's usage, as the status document has them. Out: values by name. Pure.
 """
 
 from __future__ import annotations
@@ -10,26 +10,23 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from remote_agent.history.pyramid import Name
-    from remote_agent.wire.documents import NodeVitals, RankProgress, RankVitals
+    from remote_agent.wire.documents import NodeVitals, RankProgress
 
-RANK_KINDS = ("step", "loss", "lr", "grad_norm", "rate", "step_s", "rank_cpu")
-"""A rank's last step, loss, learning rate, gradient norm, throughput, seconds of a step, and cores in percent."""
+RANK_KINDS = ("step", "loss", "lr", "grad_norm", "rate", "step_s")
+"""A rank's last step, loss, learning rate, gradient norm, throughput, and seconds of a step."""
 # A node has percent of its processors and bytes of memory.
 _OF_NODE = {"cpu": "cpu", "mem": "mem_used"}
 # A GPU has percent, bytes, watts and degrees Celsius.
 _OF_GPU = {"gpu_use": "use", "gpu_mem": "mem_used", "gpu_power": "power", "gpu_temp": "temp"}
 
 
-def of_rank(
-    rank: int, step: int | None, progress: RankProgress | None, vitals: RankVitals | None
-) -> Iterator[tuple[Name, float]]:
+def of_rank(rank: int, step: int | None, progress: RankProgress | None) -> Iterator[tuple[Name, float]]:
     """Yield what is known of a rank; a loss that is not finite is not."""
     own: Mapping[str, object] = progress or {}
     pace = _number(own.get("steps_s"))
     values: dict[str, object] = {
         "step": step,
         "step_s": 1 / pace if pace is not None and pace > 0 else None,
-        "rank_cpu": vitals and vitals.get("cpu"),
         **{kind: own.get(kind) for kind in ("loss", "lr", "grad_norm", "rate")},
     }
     yield from _known(values, rank)

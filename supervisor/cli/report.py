@@ -96,7 +96,8 @@ def put(document: Report, options: argparse.Namespace) -> None:
 def _save(path: Path, text: str) -> None:
     """Write a file that only its owner may read: a report quotes logs."""
     try:
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8", errors="backslashreplace") as file:
+        number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(number, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
     except OSError as error:
         raise SupervisorError(f"{path}: {error.strerror}") from error

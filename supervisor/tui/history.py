@@ -1,16 +1,16 @@
 """The series that a screen shows: the nodes are asked in the background, and the newest answer is kept.
 
-In: what a screen wants to show, and of which time. Out: the series, and a redraw of the screen when it is newer.
+In: what a screen wants to show. Out: the series, and a redraw of the screen when it is newer.
 """
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from remote_agent.wire.events import ENDED_EVENTS
 from supervisor.errors import SupervisorError
-from supervisor.history import query, trimmed
+from supervisor.history import query
 from supervisor.tui import times
 from supervisor.wording import values
 
@@ -26,18 +26,8 @@ EVERY_S: Final = 2.0
 MANY_S: Final = 5.0
 MANY: Final = 64
 LEAST_SPAN_S: Final = 60.0
-
-
-class Zoom(NamedTuple):
-    """The part of the history that is shown; by default all of it."""
-
-    length_s: float | None = None
-    """Seconds; None: since the launch."""
-    end_s: float | None = None
-    """The time when it ends, in seconds since the epoch; None: with the newest value."""
-
-
-WHOLE: Final = Zoom()
+# There are two spans: the whole run, and this one, for which the agents keep what they sampled.
+RECENT_S: Final = 480.0
 
 
 class Past:
@@ -58,26 +48,22 @@ class Past:
         ids: Sequence[int] | None,
         points: int,
         *,
-        zoom: Zoom = WHOLE,
-        node: str | None = None,
+        recent: bool = False,
+        nodes: Sequence[str] | None = None,
     ) -> None:
         """Ask for these kinds, of these ranks or of all, unless the newest answer is new enough.
 
-        node: the only node that is asked; None: all.
+        recent: only of the last minutes. nodes: the ones that are asked; None: all.
         """
-        wanted = (tuple(kinds), None if ids is None else tuple(ids), points, zoom, node)
+        wanted = (kinds, ids, points, recent, nodes)
         every_s = EVERY_S if len(job_view.ranks) <= MANY else MANY_S
         if self._asking:
             return
         if wanted == self._wanted and (self._is_of_end or time.monotonic() - self._asked_at < every_s):
             return
         self._asking, self._asked_at, self._wanted = True, time.monotonic(), wanted
-        begin_s, end_s = self.whole(job_view)
-        length_s, until_s = zoom
-        if length_s is not None:
-            begin_s = (until_s or end_s) - length_s
-        window = None if until_s is None else (begin_s, until_s)
-        work = self._fetch(query(kinds, ids, end_s - begin_s, points, window=window, node=node), job_view.ended)
+        seconds = RECENT_S if recent else self._length_s(job_view)
+        work = self._fetch(query(kinds, ids, seconds, points, nodes), job_view.ended)
         self._shell.run_worker(work, group="series", exit_on_error=False)
 
     async def _fetch(self, wanted: SeriesQuery, ended: bool) -> None:
@@ -88,15 +74,15 @@ class Past:
             return
         finally:
             self._asking = False
-        self.series, self._is_of_end = trimmed(series) if wanted.last is None else series, ended
+        self.series, self._is_of_end = series, ended
         self._shell.look_again()
 
-    def whole(self, job_view: JobView) -> tuple[float, float]:
-        """Return when the job began and when it ended, or now, in seconds since the epoch."""
+    def _length_s(self, job_view: JobView) -> float:
+        """Return the seconds from the job's begin to its end, or to now."""
         began = values.local_time(job_view.started_at)
         if began is None:
-            return times.now() - 600.0, times.now()
+            return 600.0
         ended = next((event for event in self._shell.source.events if event.get("type") in ENDED_EVENTS), None)
         end = values.local_time(ended.get("time")) if ended is not None else None
         end_s = times.now() if end is None else end.timestamp()
-        return min(began.timestamp(), end_s - LEAST_SPAN_S), end_s
+        return max(LEAST_SPAN_S, end_s - began.timestamp())

@@ -183,21 +183,8 @@ KEYS: Final[tuple[KeyBinding, ...]] = (
         _CHARTS,
         palette=True,
     ),
-    KeyBinding("chart.in", "plus", "zoom(False)", "", "charts: zoom in, around the cursor; the wheel, too", _CHARTS),
-    KeyBinding("chart.out", "underscore", "zoom(True)", "", "charts: zoom out", _CHARTS),
-    KeyBinding("chart.earlier", "less_than_sign", "cursor(-1)", "", "charts: earlier values; a click, too", _CHARTS),
-    KeyBinding("chart.later", "greater_than_sign", "cursor(1)", "", "charts: later values", _CHARTS),
     KeyBinding(
-        "chart.side", "left,right", "", "", "charts with the focus: earlier, later values", _CHARTS, bound=False
-    ),
-    KeyBinding(
-        "chart.compare",
-        "v",
-        "compare",
-        "compare",
-        "charts: beside all ranks, the marked ranks, or none",
-        "ranks",
-        palette=True,
+        "chart.span", "z", "span", "span", "charts: the last 8 minutes, or the whole run", _CHARTS, palette=True
     ),
     KeyBinding("pane", "tab", "pane(1)", "pane", "next pane", _PANES, 60),
     KeyBinding("pane.back", "shift+tab", "pane(-1)", "", "previous pane", _PANES),
@@ -334,8 +321,6 @@ _SHOWN: Final = {
     "full_stop": ".",
     "asterisk": "*",
     "exclamation_mark": "!",
-    "plus": "+",
-    "underscore": "_",
     "pageup": "pgup",
     "pagedown": "pgdn",
 }

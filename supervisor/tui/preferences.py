@@ -33,6 +33,8 @@ class Preferences:
     theme: str = ""
     metric: str = "state"
     problems_only: bool = False
+    recent: bool = False
+    """Whether charts show the last minutes, not the whole run."""
     log_time: bool = True
     log_fold: bool = False
     log_wrap: bool = False

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from remote_agent.wire.events import EventType
 from supervisor.tui.rows import charts
-from supervisor.tui.rows.charts import Chart
 from supervisor.tui.rows.series import among
 from supervisor.tui.rows.spans import EMPTY, fit, fit_row, row_width
 from supervisor.tui.rows.tables import fit_parts
@@ -21,38 +20,19 @@ from supervisor.wording.goodput import redone_s
 from supervisor.wording.incidents import is_hang
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from remote_agent.wire.documents import JournalEvent, Status
     from supervisor.history import Series
     from supervisor.tui.looks import Glyphs
-    from supervisor.tui.model import JobView, RankRow
+    from supervisor.tui.model import JobView
     from supervisor.tui.rows.spans import Row, Span
     from supervisor.wording.goodput import Goodput
 
-KINDS: Final = ("loss", "rate", "step", "step_s", "rank_cpu", "gpu_use")
-JOB_KINDS: Final = ("loss", "rate", "step_s")
-# If there are more ranks than this, only those with problems and the first ones are requested.
-MOST_RANKS: Final = 64
+KINDS: Final = ("loss", "rate", "step", "step_s")
 BAR: Final = 20
-STRIPS: Final = {"step_s": "step time", "gpu_use": "gpu", "rank_cpu": "cpu"}
 # Each rank prints its own tokens and samples; all make the same steps.
 SUMMED: Final = ("tok/s", "samples/s")
-
-
-def asked(job_view: JobView) -> tuple[tuple[str, ...], list[int] | None]:
-    """Return the kinds and the ranks whose history is wanted; None: all."""
-    ranks = chosen(job_view)
-    # GPUs are not numbered as ranks are: all of them would be sent.
-    return (KINDS, None) if ranks is None else (tuple(kind for kind in KINDS if kind != "gpu_use"), ranks)
-
-
-def chosen(job_view: JobView) -> list[int] | None:
-    """Return the ranks whose history is wanted where that of all is too much; None: all."""
-    if len(job_view.ranks) <= MOST_RANKS:
-        return None
-    odd = [rank.rank for rank in job_view.ranks if rank.has_problem or rank.progress.get("lag")]
-    return list(dict.fromkeys((*odd, *(rank.rank for rank in job_view.ranks))))[:MOST_RANKS]
 
 
 # --- in one line
@@ -223,19 +203,15 @@ def time_at(training: Training, cell: int, width: int) -> float | None:
     return next(marked, series.begin_s + (cell + 0.5) * scale)
 
 
-def dashboard(
-    job_view: JobView, now: Newest, training: Training, strip: str, width: int, height: int, glyphs: Glyphs
-) -> list[Row]:
+def dashboard(job_view: JobView, now: Newest, training: Training, width: int, height: int, glyphs: Glyphs) -> list[Row]:
     """Return the rows below the line of progress: curves and time line at the left, the ranks' strips at the right."""
     if height <= 0 or training.series is None:
         return []
-    room = height
     left = _left(width)
-    right = width - left - 2
     saved = [(one["time_ns"] / 1e9, "snapshot") for one in job_view.status.get("snapshots") or ()]
-    curves = _curves(training.series, training, now, left, room, glyphs, saved)
-    strips = _strips(training.series, job_view, strip, right, room, glyphs)
-    return [(*fit_row(curves[at], left, glyphs.more), ("  ", ""), *strips[at]) for at in range(room)]
+    curves = _curves(training.series, training, now, left, height, glyphs, saved)
+    strips = _strips(training.series, job_view, width - left - 2, height, glyphs)
+    return [(*fit_row(curves[at], left, glyphs.more), ("  ", ""), *strips[at]) for at in range(height)]
 
 
 def _curves(
@@ -248,15 +224,14 @@ def _curves(
     saved: list[tuple[float, str]],
 ) -> list[Row]:
     inner = width - charts.GUTTER
-    loss = _mean_of(series, "loss")
+    loss = among("loss", usage.figure, series.of("loss"), None)
     speeds, unit = _speeds(series, now)
     # One line shows the time; the loss gets two thirds of the others.
     lines = height - 1
-    has_loss = bool(charts.known(loss))
-    low = 0 if not charts.known(speeds) else lines if not has_loss else max(1, lines // 3)
+    low = 0 if not charts.known(speeds) else lines if not loss.is_known else max(1, lines // 3)
     rows: list[Row] = []
-    if has_loss:
-        rows += charts.chart_rows(Chart("loss", loss, usage.figure), width, lines - low, glyphs, names=("loss",))
+    if loss.is_known:
+        rows += charts.chart_rows(loss, width, lines - low, glyphs, names=("loss",))
     if low:
         top = charts.bounds(speeds)
         rows += charts.labelled(
@@ -286,94 +261,39 @@ def _mark(what: str, glyphs: Glyphs) -> tuple[str, str]:
     return (plain if glyphs.ascii else drawn), role
 
 
-def _mean_of(series: Series, kind: str) -> list[float]:
-    """Return the mean over the ranks that have one, by bucket."""
-    rows = list(series.of(kind).values())
-    columns = (charts.known(column) for column in zip(*rows, strict=True)) if rows else ()
-    return [sum(column) / len(column) if column else math.nan for column in columns]
-
-
 def _speeds(series: Series, now: Newest) -> tuple[list[float], str]:
     """Return the throughput of the whole job by bucket, with its unit."""
-    rates = _mean_of(series, "rate")
+    rates = charts.means(series.of("rate").values())
     if now.printing and charts.known(rates):
         # If there are many ranks, only some were asked.
         return [rate * now.printing for rate in rates], now.unit
-    return [1 / value if value else math.nan for value in _mean_of(series, "step_s")], "step/s"
-
-
-def job_charts(series: Series, now: Newest) -> list[Chart]:
-    """Return the mean loss and step time of the ranks, with their range, and the throughput of the whole job."""
-    speeds, unit = _speeds(series, now)
-
-    def of_ranks(name: str, kind: str, text: Callable[[float], str]) -> Chart:
-        chart = Chart(name, _mean_of(series, kind), text, range_name="ranks")
-        return among(chart, list(series.of(kind).values()))
-
-    speed = Chart(unit, speeds, usage.short_speed)
-    drawn = (of_ranks("loss", "loss", usage.figure), speed, of_ranks("step time", "step_s", values.duration))
-    return [chart for chart in drawn if chart.is_known]
+    return [1 / value if value else math.nan for value in charts.means(series.of("step_s").values())], "step/s"
 
 
 # --- the strips of the ranks
 
 
-def strips_known(series: Series | None) -> list[str]:
-    """Return the kinds of strips that something is known for."""
-    if series is None:
-        return []
-    kinds = {kind for kind, _ in series.ranks} | {kind for _, kind, _ in series.nodes}
-    return [kind for kind in STRIPS if kind in kinds]
-
-
-def _strips(series: Series, job_view: JobView, first: str, width: int, height: int, glyphs: Glyphs) -> list[Row]:
-    """Return strips of one kind, and of the others below where there is room for all ranks."""
+def _strips(series: Series, job_view: JobView, width: int, height: int, glyphs: Glyphs) -> list[Row]:
+    """Return a strip of each rank's step times, under a heading; of too many ranks those with the highest values."""
+    steps, slow = series.of("step_s"), _slow(job_view.status)
+    rows = [(rank, steps[rank.rank]) for rank in job_view.ranks if rank.rank in steps]
     lines: list[Row] = []
-    for kind in (first, *(kind for kind in strips_known(series) if kind != first)):
-        rows = _rank_values(series, job_view, kind)
-        room = height - len(lines) - bool(lines)
-        if rows and (not lines or len(rows) < room):
-            lines += [EMPTY] * bool(lines)
-            lines += _block(rows, _slow(job_view.status), kind, width, room, glyphs)
+    if rows:
+        usual = charts.usual(row for _, row in rows)
+        if len(rows) > height - 1:
+            worst = sorted(rows, key=lambda one: -max(charts.known(one[1]), default=0.0))[: height - 1]
+            shown = {rank.rank for rank, _ in worst}
+            rows = [one for one in rows if one[0].rank in shown]
+        label = max((len(f"{rank.rank} {rank.node}") for rank, _ in rows), default=0) + 1
+        note = " slow" if slow else ""
+        median = "" if usual is None else f"  median {values.duration(usual)}"
+        lines.append((("step time by rank", "head"), (median, "dim")))
+        for rank, row in rows:
+            odd = rank.rank in slow or rank.node in slow
+            strip = charts.heat(row, usual, max(0, width - label - len(note) - 1), glyphs)
+            name: Span = (f"{f'{rank.rank} {rank.node}':<{label}}", "bad" if odd else "dim")
+            lines.append((name, *strip, (note if odd else " " * len(note), "bad")))
     return [fit_row(line, width, glyphs.more) for line in (lines + [EMPTY] * height)[:height]]
-
-
-def _block(
-    rows: list[tuple[RankRow, Sequence[float]]], slow: set[object], kind: str, width: int, height: int, glyphs: Glyphs
-) -> list[Row]:
-    """Return one strip for each rank, under a heading; of too many ranks those with the highest values."""
-    usual = charts.usual(row for _, row in rows)
-    if len(rows) > height - 1:
-        worst = sorted(rows, key=lambda one: -max(charts.known(one[1]), default=0.0))[: height - 1]
-        chosen = {rank.rank for rank, _ in worst}
-        rows = [one for one in rows if one[0].rank in chosen]
-    label = max((len(f"{rank.rank} {rank.node}") for rank, _ in rows), default=0) + 1
-    note = " slow" if slow else ""
-    lines: list[Row] = [_strip_head(STRIPS[kind], usual, kind, width, glyphs)]
-    for rank, row in rows:
-        odd = rank.rank in slow or rank.node in slow
-        strip = charts.heat(row, usual, max(0, width - label - len(note) - 1), glyphs, percent=kind != "step_s")
-        name: Span = (f"{f'{rank.rank} {rank.node}':<{label}}", "bad" if odd else "dim")
-        lines.append((name, *strip, (note if odd else " " * len(note), "bad")))
-    return lines
-
-
-def _strip_head(name: str, usual: float | None, kind: str, width: int, glyphs: Glyphs) -> Row:
-    text = "" if usual is None else values.duration(usual) if kind == "step_s" else usage.percent(usual)
-    return fit_row(((f"{name} by rank", "head"), (f"  median {text}" if text else "", "dim")), width, glyphs.more)
-
-
-def _rank_values(series: Series, job_view: JobView, kind: str) -> list[tuple[RankRow, Sequence[float]]]:
-    strips: list[tuple[RankRow, Sequence[float]]] = []
-    for rank in job_view.ranks:
-        gpu = rank.vitals.get("gpu")
-        if kind == "gpu_use":
-            span = series.nodes.get((rank.node, kind, -1 if gpu is None else gpu))
-        else:
-            span = series.ranks.get((kind, rank.rank))
-        if span is not None:
-            strips.append((rank, span.mean))
-    return strips
 
 
 def _slow(status: Status) -> set[object]:

@@ -89,7 +89,7 @@ async def test_a_history_outlives_its_agent(tmp_path: Path, monkeypatch: pytest.
         await asyncio.sleep(0)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    answer = await HistoryKeeper(path).answer({"kinds": ["loss"], "ids": [3], "level": 1, "count": 2, "last": None})
+    answer = await HistoryKeeper(path).answer({"kinds": ["loss"], "ids": [3], "level": 1, "count": 2})
     assert (answer.data["first"], answer.data["series"]) == (11, [["loss", 3]])
     assert unpack(answer.body, 2)[1][1] == 2.5
     for wrong in ({"level": 9, "count": 2}, {"level": 0, "count": 0}, {"level": 0, "count": 10**9}):
@@ -116,10 +116,8 @@ async def test_a_finished_job_answers_from_its_file(tmp_path: Path) -> None:
 
 def test_what_is_not_a_number_is_no_sample() -> None:
     progress: Any = {"loss": "nan", "lr": None, "rate": True, "steps_s": 0, "grad_norm": 1e300}
-    assert dict(samples.of_rank(0, None, progress, None)) == {}
-    assert dict(samples.of_rank(0, 7, {"steps_s": 4.0}, {"cpu": 99})) == {
-        ("step", 0): 7.0, ("step_s", 0): 0.25, ("rank_cpu", 0): 99.0,
-    }  # fmt: skip
+    assert dict(samples.of_rank(0, None, progress)) == {}
+    assert dict(samples.of_rank(0, 7, {"steps_s": 4.0})) == {("step", 0): 7.0, ("step_s", 0): 0.25}
     assert dict(samples.of_node(None)) == {}
 
 
@@ -142,13 +140,16 @@ def test_the_series_of_all_nodes_begin_together_and_a_rank_that_moved_is_one() -
     assert loss == [1.0] * 6 + [""] + [2.0] * 4
     assert math.isnan(found.nodes["n1", "cpu", -1].mean[-1])
     assert found.nodes["n2", "cpu", -1].mean[-1] == 20.0
-    assert merged().ranks == {}
+    assert (merged().ranks, merged().buckets) == ({}, 1)
+    n2.add(1000, {("other", -1): 1.0})
+    assert merged(n2=n2).buckets == 1, "there is a bucket even if nothing is known"
 
 
 @pytest.mark.parametrize(("seconds", "width"), [(1, 2), (200, 2), (201, 8), (3200, 32), (10**9, 2048)])
 def test_a_span_is_answered_as_finely_as_it_fits(seconds: int, width: int) -> None:
     assert WIDTHS_S[query(["loss"], None, seconds, 100).level] == width
-    assert query(["loss"], None, seconds, 100).buckets <= 101
+    assert query(["loss"], None, seconds, 100).buckets <= 100
+    assert query(["loss"], None, seconds, 1000).buckets <= BUCKETS, "a node answers no more"
 
 
 def test_what_a_script_writes_for_us_replaces_what_its_output_shows(tmp_path: Path) -> None:

@@ -345,7 +345,7 @@ def trained(session: RecordedSession, now_s: float, seconds: int = 600) -> Recor
             for rank in node["ranks"]:
                 pace = 0.4 if rank["rank"] == 5 and second > seconds * 0.8 else 1.3
                 own: Any = {**rank["progress"], "loss": 0.5 + 9 / (1 + second / 30), "steps_s": pace}
-                found.update(samples.of_rank(rank["rank"], step, own, rank["vitals"]))
+                found.update(samples.of_rank(rank["rank"], step, own))
             history.add(now_s - seconds + second, found)
         for rank in node["ranks"]:
             rank["step"], rank["progress"]["total"] = step, 2000

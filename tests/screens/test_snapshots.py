@@ -29,7 +29,7 @@ SCREENS = {
     "ranks": ("failed_4x2", ("3",)),
     "map_gpu": ("64x8 gpu", ("m", "m", "m")),
     "ranks_charts": ("4x2 trained", ("3", *["down"] * 5)),
-    "ranks_chart_alone": ("4x2 trained", ("3", "c", *["left"] * 12, "plus")),
+    "ranks_chart_alone": ("4x2 trained", ("3", "c", "z")),
     "map_chart": ("4x2 trained", ("c",)),
     "nodes_wall": ("2x8 trained", ("2",)),
     "run_speeds": ("4x2 trained", ("6",)),

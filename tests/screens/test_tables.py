@@ -11,14 +11,14 @@ from textual.widgets import Input
 
 from remote_agent.wire import Answer
 from remote_agent.wire.events import PHASES, Condition, NodeState, RankState
-from supervisor.history import query, trimmed
+from supervisor.history import query
 from supervisor.ssh.answers import MalformedAnswer, read_answer
 from supervisor.tui import looks, times
 from supervisor.tui.generations import Run, Runs, bar
 from supervisor.tui.looks import Glyphs
 from supervisor.tui.model import JobView, build, take
 from supervisor.tui.rows.incident import incident_lines
-from supervisor.tui.rows.series import RANK_KINDS, gpu_wall
+from supervisor.tui.rows.series import gpu_wall
 from supervisor.tui.rows.spans import row_width, text_of
 from supervisor.tui.rows.tables import Column, SortOrder, Table, event_row, matching, node_columns, rank_columns
 from supervisor.tui.rows.usage import node_usage_lines, node_vitals, rank_lines, rank_vitals
@@ -312,7 +312,7 @@ def test_old_values_are_dim_and_say_how_old_they_are() -> None:
 
 async def test_a_ranks_page_has_its_history_across_the_restart() -> None:
     session = recorded.trained(recorded.measured(recorded.many(1, 2)), times.now(), 200)
-    series = trimmed(await session.series(query(RANK_KINDS, [1], 200, 160)))
+    series = await session.series(query(("loss", "rate", "step_s"), [1], 200, 160))
     lines = [text_of(line) for line in rank_lines(take(session).ranks[1], series, 80, GLYPHS)]
     (loss,) = (line for line in lines if line.startswith("  loss"))
     assert loss.endswith(" to 9.5"), loss

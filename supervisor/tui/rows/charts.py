@@ -137,19 +137,23 @@ def filled(values: Sequence[float], width: int, height: int, glyphs: Glyphs, mos
     return lines or [""] * height
 
 
-def heat(values: Sequence[float], usual: float | None, width: int, glyphs: Glyphs, *, percent: bool = False) -> Row:
-    """Return a strip of one rank; times above `usual` are highlighted. percent: of 100, nothing is highlighted."""
+def heat(values: Sequence[float], usual: float | None, width: int, glyphs: Glyphs) -> Row:
+    """Return a strip of one rank; times above `usual` are highlighted."""
     spans: list[Span] = []
     for value in spread_over(values, width):
         if not math.isfinite(value) or not usual:
             glyph, role = glyphs.dot, "rule"
-        elif percent:
-            glyph, role = glyphs.level(value / 100), "accent"
         else:
             ratio = value / usual
             glyph, role = glyphs.level(ratio / 2), "bad" if ratio >= VERY_SLOW else "warn" if ratio >= SLOW else "ok"
         add_span(spans, glyph, role)
     return tuple(spans)
+
+
+def means(rows: Iterable[Sequence[float]]) -> list[float]:
+    """Return the mean of all rows that have a value, by bucket."""
+    columns = map(known, zip(*rows, strict=True))
+    return [sum(column) / len(column) if column else math.nan for column in columns]
 
 
 def usual(rows: Iterable[Sequence[float]]) -> float | None:
@@ -192,69 +196,64 @@ def bar(share: float, width: int, glyphs: Glyphs) -> Row:
     return ((full * done, "accent"), (empty * (width - done), "rule"))
 
 
-# --- a chart with its values: over time, beside others
+# --- a chart with its values: over time, beside the median and the range of all
 
 
 class Chart(NamedTuple):
-    """One series over time, and what it is compared with; all have the same buckets."""
+    """One series over time beside those of all; they have the same buckets."""
 
     name: str
-    values: Sequence[float]
     text: Callable[[float], str]
     """How a value is written."""
-    other_name: str = ""
-    other: Sequence[float] = ()
-    """A second series, drawn as a thin line."""
+    own: Sequence[float] = ()
+    """Of what is selected; if nothing is, the median is the curve."""
+    median: Sequence[float] = ()
     low: Sequence[float] = ()
     high: Sequence[float] = ()
-    """A range, which is shaded."""
-    range_name: str = "range"
+    """The range, which is shaded."""
 
     @property
     def is_known(self) -> bool:
-        """Whether there is a value of it."""
-        return any(map(math.isfinite, self.values))
+        """Whether there is anything to draw."""
+        return any(map(math.isfinite, itertools.chain(self.own, self.median)))
 
 
 # A chart has this many lines for its heading, and at least this many for its curve.
 HEADING, LEAST_CURVE = 1, 4
 
 
-def stacked(charts: Sequence[Chart], width: int, height: int, glyphs: Glyphs, at: int | None = None) -> list[Row]:
-    """Return as many charts as fit below each other, each with its values in bucket `at`, or the newest ones."""
+def stacked(charts: Sequence[Chart], width: int, height: int, glyphs: Glyphs) -> list[Row]:
+    """Return as many charts as fit below each other, each with its newest values."""
     count = min(len(charts), max(1, height // (HEADING + LEAST_CURVE)))
     rows: list[Row] = []
     for number, chart in enumerate(charts[:count]):
         lines = (height - len(rows)) // (count - number) - HEADING
-        rows += [values_row(chart, at), *chart_rows(chart, width, lines, glyphs, at)]
+        rows += [values_row(chart), *chart_rows(chart, width, lines, glyphs)]
     return rows[:height]
 
 
-def values_row(chart: Chart, at: int | None) -> Row:
-    """Return the name of a chart, with its values in bucket `at`, or the newest ones."""
+def values_row(chart: Chart) -> Row:
+    """Return the name of a chart, with its newest values."""
 
-    def text(values: Sequence[float]) -> str:
-        some = known(values) if at is None else known(values[at : at + 1])
-        return chart.text(some[-1]) if some else "-"
+    def newest(values: Sequence[float]) -> str:
+        some = known(values)
+        return chart.text(some[-1]) if some else ""
 
-    spans: list[Span] = [(f"  {chart.name} ", "head"), (text(chart.values), "text")]
-    if chart.other:
-        spans += [(f"   {chart.other_name} ", "dim"), (text(chart.other), "text")]
-    if chart.low:
-        low, high = text(chart.low), text(chart.high)
-        spans += [(f"   {chart.range_name} ", "dim"), (f"{low} to {high}", "text")] if low != high else []
+    low, high = newest(chart.low), newest(chart.high)
+    parts = (("", newest(chart.own)), ("median ", newest(chart.median)), ("range ", f"{low} to {high}"))
+    spans: list[Span] = [(f"  {chart.name}", "head")]
+    for label, text in parts[: 2 + (low != high)]:
+        spans += [(f"   {label}", "dim"), (text, "text")] if text else []
     return tuple(spans)
 
 
-def chart_rows(
-    chart: Chart, width: int, height: int, glyphs: Glyphs, at: int | None = None, names: Sequence[str] = ()
-) -> list[Row]:
-    """Return the curve of a chart over its second series, its range and the cursor at bucket `at`.
+def chart_rows(chart: Chart, width: int, height: int, glyphs: Glyphs, names: Sequence[str] = ()) -> list[Row]:
+    """Return the curve of a chart over the median and the range.
 
     Before it stand its ends, and names between them. The scale is logarithmic where a curve would show nothing.
     """
     inner, height = max(0, width - GUTTER), max(0, height)
-    ends = bounds(itertools.chain(chart.values, chart.other, chart.low, chart.high))
+    ends = bounds(itertools.chain(chart.own, chart.median, chart.low, chart.high))
     is_log = ends is not None and ends[0] > 0 and ends[1] > LOG_FROM * ends[0]
 
     def scaled(values: Sequence[float]) -> Sequence[float]:
@@ -268,19 +267,15 @@ def chart_rows(
         dots = [_dot(value, scale, height * down) if scale and math.isfinite(value) else None for value in shown]
         return [None if dot is None else dot // down for dot in dots] or [None] * inner
 
-    others, tops, bottoms = lines_of(chart.other), lines_of(chart.high), lines_of(chart.low)
-    cursor = column_of(at, len(chart.values), inner)
+    medians, tops, bottoms = lines_of(chart.median), lines_of(chart.high), lines_of(chart.low)
     thin, shade = ("-", ":") if glyphs.ascii else ("─", "░")
     rows: list[list[Span]] = []
-    for y, line in enumerate(curve(scaled(chart.values), inner, height, glyphs, scale)):
+    for y, line in enumerate(curve(scaled(chart.own or chart.median), inner, height, glyphs, scale)):
         cells: list[Span] = []
-        for x, glyph in enumerate(line):
-            top, bottom = tops[x], bottoms[x]
+        for glyph, median, top, bottom in zip(line, medians, tops, bottoms, strict=True):
             if glyph != " ":
                 cells.append((glyph, "accent"))
-            elif x == cursor:
-                cells.append((glyphs.bar, "key"))
-            elif others[x] == y:
+            elif median == y and chart.own:
                 cells.append((thin, "warn"))
             elif top is not None and bottom is not None and top <= y <= bottom:
                 cells.append((shade, "off"))
@@ -292,34 +287,12 @@ def chart_rows(
     return [((label, "dim"), *spans) for label, spans in zip(labels, rows, strict=True)]
 
 
-def column_of(at: int | None, buckets: int, columns: int) -> int | None:
-    """Return the column that shows a bucket."""
-    if at is None or not buckets or not columns:
-        return None
-    return at * columns // buckets if buckets > columns else round(at * (columns - 1) / max(1, buckets - 1))
-
-
-def bucket_at(column: int, buckets: int, columns: int) -> int:
-    """Return the bucket that a column shows."""
-    last = max(1, columns - 1)
-    at = -(-column * buckets // columns) if buckets > columns > 0 else round(column * (buckets - 1) / last)
-    return max(0, min(buckets - 1, at))
-
-
-def axis(begin_s: float, end_s: float, width: int, cursor: tuple[float, int] | None = None) -> Row:
-    """Return the times below charts of `width` cells: when they begin and end, and that of the cursor at its column."""
+def axis(begin_s: float, end_s: float, width: int) -> Row:
+    """Return the times below charts of `width` cells: how long they are, when they begin and end."""
     days = end_s - begin_s > 86400
 
     def text(time_s: float) -> str:
         return words.date_ns(int(time_s * 1e9))[5:16] if days else words.clock_ns(int(time_s * 1e9), millis=False)
 
     span = f"{words.age(end_s - begin_s):>{GUTTER - 1}} "
-    first, last = text(begin_s), text(end_s)
-    if cursor is None:
-        return spread(((span, "dim"), (first, "time")), ((last, "time"),), width)
-    mark = text(cursor[0])
-    left = max(0, min(width - GUTTER - len(mark), cursor[1] - len(mark) // 2))
-    # An end of the axis is left out if there is no room for it.
-    before = f"{first if left > len(first) else '':<{left}}"
-    after = max(0, width - GUTTER - left - len(mark))
-    return ((span, "dim"), (before, "time"), (mark, "key"), (f"{last if after > len(last) else '':>{after}}", "time"))
+    return spread(((span, "dim"), (text(begin_s), "time")), ((text(end_s), "time"),), width)

@@ -1,13 +1,13 @@
 """The history of a rank, a node and its GPUs as charts, and as the wall of GPUs. Pure.
 
-In: series of the agents' history, rows of a job view. Out: charts, rows.
+In: series of the agents' history, rows of a job view. Out: what is asked for, charts, rows.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from supervisor.tui.rows import charts
 from supervisor.tui.rows.charts import Chart
@@ -15,13 +15,15 @@ from supervisor.tui.rows.spans import fit, row_width
 from supervisor.wording import usage, values
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from remote_agent.wire.documents import GpuVitals
     from supervisor.history import Series
     from supervisor.tui.looks import Glyphs
-    from supervisor.tui.model import NodeRow
+    from supervisor.tui.model import JobView, NodeRow, RankRow
     from supervisor.tui.rows.spans import Row, Span
+
+T = TypeVar("T")
 
 
 def _speed(value: float) -> str:
@@ -29,58 +31,102 @@ def _speed(value: float) -> str:
     return f"{value:,.0f}" if 99.5 <= value < 999_999.5 else usage.short_speed(value)
 
 
+# The throughput and the use of GPUs are shown at 80x24, too; the rest has room on larger screens.
 _RANK: Final[dict[str, tuple[str, Callable[[float], str]]]] = {
     "loss": ("loss", usage.figure),
     "rate": ("rate", _speed),
+    "gpu_use": ("gpu use", usage.percent),
     "step_s": ("step time", values.duration),
     "grad_norm": ("grad norm", usage.figure),
     "lr": ("lr", usage.figure),
 }
-RANK_KINDS: Final = tuple(_RANK)
 _NODE: Final[dict[str, tuple[str, Callable[[float], str]]]] = {
+    "gpu_use": ("gpu use", usage.percent),
     "cpu": ("cpu", usage.percent),
     "mem": ("memory", usage.size),
 }
 NODE_KINDS: Final = tuple(_NODE)
+# If there are more ranks than this, only those with problems and the first ones are asked for; so it is with nodes.
+MOST: Final = 64
 
 
-def rank_charts(series: Series, rank: int, beside: Sequence[int]) -> list[Chart]:
-    """Return what is known of a rank, beside another rank, or the median and the range of several."""
-    drawn = []
-    for kind, (name, text) in _RANK.items():
-        buckets = series.ranks.get((kind, rank))
-        if buckets is not None:
-            others = {other: series.ranks[kind, other].mean for other in beside if (kind, other) in series.ranks}
-            drawn.append(_beside(Chart(name, buckets.mean, text, low=buckets.low, high=buckets.high), others))
+def chosen(job_view: JobView) -> list[int] | None:
+    """Return the ranks whose history is wanted where that of all is too much; None: all."""
+    if len(job_view.ranks) <= MOST:
+        return None
+    odd = [rank.rank for rank in job_view.ranks if rank.has_problem or rank.progress.get("lag")]
+    return list(dict.fromkeys((*odd, *(rank.rank for rank in job_view.ranks))))[:MOST]
+
+
+def chosen_nodes(job_view: JobView, node: str) -> list[str] | None:
+    """Return the nodes whose history is wanted beside that of one node; None: all."""
+    if len(job_view.nodes) <= MOST:
+        return None
+    odd = [other.name for other in job_view.nodes if other.state != "running"]
+    return list(dict.fromkeys((node, *odd, *(other.name for other in job_view.nodes))))[:MOST]
+
+
+def asked(job_view: JobView, rank: int | None) -> tuple[tuple[str, ...], list[int] | None]:
+    """Return the kinds and the ranks whose history is wanted for the charts of a rank; None: all."""
+    ranks = chosen(job_view)
+    if ranks is None:
+        return tuple(_RANK), None
+    # GPUs are not numbered as ranks are: all of them would be sent.
+    own = [] if rank is None else [rank]
+    return tuple(kind for kind in _RANK if kind != "gpu_use"), list(dict.fromkeys((*own, *ranks)))
+
+
+def rank_title(job_view: JobView, rank: int | None) -> str:
+    """Return what the charts of a rank, or of all ranks, are of."""
+    return _title("" if rank is None else f"rank {rank}", chosen(job_view), len(job_view.ranks), "ranks")
+
+
+def node_title(job_view: JobView, node: str) -> str:
+    """Return what the charts of a node are of."""
+    return _title(f"node {node}", chosen_nodes(job_view, node), len(job_view.nodes), "nodes")
+
+
+def _title(one: str, some: Sequence[object] | None, total: int, of: str) -> str:
+    others = f"all {of}" if some is None else f"{len(some)} of {total} {of}"
+    return f"history of {one} beside {others}" if one and total > 1 else f"history of {one or others}"
+
+
+def rank_charts(series: Series, ranks: Iterable[RankRow], rank: int | None) -> list[Chart]:
+    """Return what is known of a rank beside all others, or of all of them."""
+    used = {}
+    for row in ranks:
+        gpu = row.vitals.get("gpu")
+        span = None if gpu is None else series.nodes.get((row.node, "gpu_use", gpu))
+        if span is not None:
+            used[row.rank] = span.mean
+    drawn = [
+        among(name, text, used if kind == "gpu_use" else series.of(kind), rank) for kind, (name, text) in _RANK.items()
+    ]
     return [chart for chart in drawn if chart.is_known]
-
-
-def _beside(chart: Chart, others: Mapping[int, Sequence[float]]) -> Chart:
-    if len(others) == 1:
-        ((rank, means),) = others.items()
-        return chart._replace(other_name=f"rank {rank}", other=means, low=(), high=())
-    several = chart._replace(range_name=f"{len(others)} ranks", other_name="median")
-    return among(several, list(others.values())) if others else chart
-
-
-def among(chart: Chart, rows: Sequence[Sequence[float]]) -> Chart:
-    """Return a chart over the median and the range of several series."""
-    columns = [charts.known(column) or [math.nan] for column in zip(*rows, strict=True)]
-    return chart._replace(
-        other=[statistics.median(column) for column in columns] if chart.other_name else (),
-        low=[min(column) for column in columns],
-        high=[max(column) for column in columns],
-    )
 
 
 def node_charts(series: Series, node: str) -> list[Chart]:
-    """Return the use of a node's processors and memory."""
-    drawn = []
-    for kind, (name, text) in _NODE.items():
-        buckets = series.nodes.get((node, kind, -1))
-        if buckets is not None:
-            drawn.append(Chart(name, buckets.mean, text, low=buckets.low, high=buckets.high))
+    """Return the use of a node's GPUs, processors and memory beside that of the other nodes."""
+
+    def rows(kind: str) -> dict[str, Sequence[float]]:
+        found: dict[str, list[Sequence[float]]] = {}
+        for (name, one, _), span in series.nodes.items():
+            if one == kind:
+                found.setdefault(name, []).append(span.mean)
+        return {name: charts.means(spans) for name, spans in found.items()}
+
+    drawn = [among(name, text, rows(kind), node) for kind, (name, text) in _NODE.items()]
     return [chart for chart in drawn if chart.is_known]
+
+
+def among(name: str, text: Callable[[float], str], rows: Mapping[T, Sequence[float]], selected: T | None) -> Chart:
+    """Return a chart of the selected row over the median and the range of all rows."""
+    columns = [charts.known(column) or [math.nan] for column in zip(*rows.values(), strict=True)]
+    own = () if selected is None else rows.get(selected, ())
+    median = list(map(statistics.median, columns))
+    if len(rows) < 2:
+        return Chart(name, text, own or median)
+    return Chart(name, text, own, median, list(map(min, columns)), list(map(max, columns)))
 
 
 # --- the wall of GPUs

@@ -18,7 +18,7 @@ from supervisor.tui.rows.spans import fit_row
 from supervisor.tui.shell import Target
 from supervisor.tui.widgets.ask import Ask
 from supervisor.tui.widgets.bars import AlertBar, Bar, KeyBar
-from supervisor.tui.widgets.chart_view import CHART_MIN, STEP, ChartView
+from supervisor.tui.widgets.chart_view import CHART_MIN, ChartView
 from supervisor.tui.widgets.lines import CellSelection, Drawn, LineView
 from supervisor.tui.widgets.picker import Picker
 from supervisor.tui.widgets.tables import DetailPane, LaidOut
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 SMALLEST: Final = (60, 16)
 NO_TABLE: Final = "no table here: the heat map shows all ranks"
-# The title of charts shows these words for their keys, by id.
-CHART_HINTS: Final = {"chart.earlier": "values", "chart.in": "zoom", "chart.compare": "compare"}
 NO_TABLE_ALONE: Final = "no table in this pane; esc shows all panes"
 
 
@@ -184,12 +182,21 @@ class LiveScreen(CellSelection[None], inherit_bindings=False):
         view = self.query_one(ChartView)
         view.display = view.is_maximized or (view.is_known and room >= CHART_MIN)
         view.styles.height = room
-        named = {key.id: keys.display(key.keys.split(",")[0]) for key in keys.of(self.NAME, self.shell.key_table)}
-        words = {**CHART_HINTS, "chart": "all panes" if view.is_maximized else "alone"}
-        view.hint = "  ".join(f"{named[id_]} {word}" for id_, word in words.items() if id_ in named)
+        alone = self._hint("chart", "all panes" if view.is_maximized else "alone")
+        view.note = ((f"{self.span_hint}  {alone}", "dim"),)
+        view.redraw()
         if view.has_focus and not view.display:
             self.set_focus(self.table(), scroll_visible=False)
         return view.display
+
+    @property
+    def span_hint(self) -> str:
+        """What the key does that changes the span of the history."""
+        return self._hint("chart.span", "whole run" if self.shell.preferences.recent else "last 8 min")
+
+    def _hint(self, key_id: str, words: str) -> str:
+        """Return a key with what it does, for a title."""
+        return next(f"{key.first} {words}" for key in self.shell.key_table if key.id == key_id)
 
     def action_chart(self) -> None:
         """Show the charts alone, or all panes again."""
@@ -202,21 +209,10 @@ class LiveScreen(CellSelection[None], inherit_bindings=False):
         self.maximize(view)
         self.call_after_refresh(self.shell.look_again)
 
-    def action_zoom(self, out: bool) -> None:
-        """Show a shorter or a longer part of the history; first the charts, where they have no room."""
-        view = self.query_one(ChartView)
-        if view.display:
-            view.zoom_by(1 / STEP if out else STEP)
-        else:
-            self.action_chart()
-
-    def action_cursor(self, columns: int) -> None:
-        """Move the cursor of the charts; first show them, where they have no room."""
-        view = self.query_one(ChartView)
-        if view.display:
-            view.action_cursor(columns)
-        else:
-            self.action_chart()
+    def action_span(self) -> None:
+        """Show the last minutes of the history, or the whole run."""
+        self.shell.preferences.recent = not self.shell.preferences.recent
+        self.shell.look_again()
 
     # --- keys that work everywhere
 

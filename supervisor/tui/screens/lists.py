@@ -5,24 +5,34 @@ In: job views. Out: a selection.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Final
+import functools
+from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
 
 from supervisor.tui.history import Past
-from supervisor.tui.rows.series import GPU_KINDS, NODE_KINDS, RANK_KINDS, gpu_wall, node_charts, rank_charts
+from supervisor.tui.rows.series import (
+    GPU_KINDS,
+    NODE_KINDS,
+    asked,
+    chosen_nodes,
+    gpu_wall,
+    node_charts,
+    node_title,
+    rank_charts,
+    rank_title,
+)
 from supervisor.tui.rows.tables import node_lines
 from supervisor.tui.rows.usage import node_usage_lines, rank_lines
 from supervisor.tui.screens.base import LiveScreen
 from supervisor.tui.shell import Target
-from supervisor.tui.training import chosen
 from supervisor.tui.widgets.chart_view import ChartView
 from supervisor.tui.widgets.picker import Picker
 from supervisor.tui.widgets.tables import DetailPane, NodeTable, RankTable
 from supervisor.wording import usage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from textual.widget import Widget
 
@@ -55,6 +65,13 @@ class _ListScreen(LiveScreen):
         """Show the page and the charts of the selected row."""
         raise NotImplementedError
 
+    def _show_page(self, title: str, lines: Sequence[Row], *, with_history: bool) -> None:
+        """Show the page below the table; with a history in it, the key that changes its span."""
+        detail, series = self.query_one(DetailPane), self._past.series
+        is_known = with_history and series is not None and (series.ranks or series.nodes)
+        detail.note = ((self.span_hint, "dim"),) if is_known else ()
+        detail.show_below(self.query_one(self.TABLE), title, lines, self.size.height)
+
 
 class NodesScreen(_ListScreen):
     """Every node, those that need a look first, with the reason of their state in full."""
@@ -68,11 +85,13 @@ class NodesScreen(_ListScreen):
         node, chart = job_view.nodes_by_name.get(self.selection().node or ""), self.query_one(ChartView)
         if node is None:
             return
+        recent = self.shell.preferences.recent
         if usage.gpus_of(node.vitals) and not chart.is_maximized:
             # Four strips share the width, each beside its bar and its value.
-            self._past.ask(job_view, GPU_KINDS, None, self.size.width // 8, node=node.name)
+            self._past.ask(job_view, GPU_KINDS, None, self.size.width // 8, recent=recent, nodes=[node.name])
         else:
-            self._past.ask(job_view, NODE_KINDS, None, chart.points, zoom=chart.zoom, node=node.name)
+            nodes = chosen_nodes(job_view, node.name)
+            self._past.ask(job_view, NODE_KINDS, None, chart.points, recent=recent, nodes=nodes)
 
     def show(self, job_view: JobView) -> None:
         """Show a newer state."""
@@ -90,17 +109,17 @@ class NodesScreen(_ListScreen):
     def _show_detail(self, job_view: JobView) -> None:
         node = job_view.nodes_by_name.get(self.selection().node or "")
         table, width = self.query_one(NodeTable), self.size.width - 1
-        lines, name = [], ""
+        lines, name, wall = [], "", []
         if node is not None:
             name, series = node.name, self._past.series
             lines = node_lines(node, job_view, width) + node_usage_lines(node, width)
             room = room_below(table, len(lines), self.size.height)
-            lines += gpu_wall(node, series, width, room, self.shell.glyphs)
-            whole = self._past.whole(job_view)
-            title = f"history of node {name}"
-            self.query_one(ChartView).show(title, series, whole, name, lambda known: node_charts(known, name))
+            wall = gpu_wall(node, series, width, room, self.shell.glyphs)
+            lines += wall
+            make = functools.partial(node_charts, node=name)
+            self.query_one(ChartView).show(node_title(job_view, name), series, name, make)
         self.place_chart(room_below(table, len(lines), self.size.height) if node is not None else 0)
-        self.query_one(DetailPane).show_below(table, f"node {name}" if name else "", lines, self.size.height)
+        self._show_page(f"node {name}" if name else "", lines, with_history=bool(wall))
 
     def selection(self) -> Target:
         """Return the selected node."""
@@ -119,45 +138,19 @@ def room_below(table: LaidOut, lines: int, screen_height: int) -> int:
     return room - min(table.line_count() + 2, room // 2) - lines - 1
 
 
-BESIDE: Final = ("all", "marked", "none")
-
-
 class RanksScreen(_ListScreen):
     """Every rank, and all about the selected one, beside the others."""
 
     NAME = "ranks"
     TABLE = RankTable
-    _beside = BESIDE[0]
-    """What the charts are compared with."""
 
     def tick(self, job_view: JobView, age_s: float, changed: bool) -> None:
         """Keep the history of the selected rank, and of those beside it, new."""
         super().tick(job_view, age_s, changed)
         rank = self.selection().rank
         if rank is not None:
-            some, chart = chosen(job_view), self.query_one(ChartView)
-            ids = None if some is None else sorted({rank, *some, *self.shell.preferences.ranks})
-            self._past.ask(job_view, RANK_KINDS, ids, chart.points, zoom=chart.zoom)
-
-    def action_compare(self) -> None:
-        """Compare the selected rank with all ranks, with the marked ones, or with none."""
-        at = BESIDE.index(self._beside) + 1
-        self._beside = BESIDE[at % len(BESIDE)]
-        if self._beside == "marked" and not self.shell.preferences.ranks:
-            self._beside = "none"
-        self.shell.look_again()
-
-    def _compared(self, job_view: JobView, rank: int) -> tuple[tuple[int, ...], str]:
-        """Return the ranks beside the selected one, and what they are."""
-        if self._beside == "marked":
-            marked = tuple(one for one in self.shell.preferences.ranks if one != rank)
-            return marked, f"rank {marked[0]}" if len(marked) == 1 else f"{len(marked)} marked ranks" if marked else ""
-        if self._beside == "none" or len(job_view.ranks) < 2:
-            return (), ""
-        some, total = chosen(job_view), len(job_view.ranks)
-        if some is None:
-            return tuple(one.rank for one in job_view.ranks), f"all {total} ranks"
-        return tuple(some), f"{len(some)} of {total} ranks"
+            points, recent = self.query_one(ChartView).points, self.shell.preferences.recent
+            self._past.ask(job_view, *asked(job_view, rank), points, recent=recent)
 
     def show(self, job_view: JobView) -> None:
         """Show a newer state."""
@@ -167,22 +160,19 @@ class RanksScreen(_ListScreen):
 
     def _show_detail(self, job_view: JobView) -> None:
         rank = job_view.rank(self.selection().rank or 0)
-        table, detail = self.query_one(RankTable), self.query_one(DetailPane)
+        table = self.query_one(RankTable)
         width, glyphs, series = self.size.width - 1, self.shell.glyphs, self._past.series
-        lines: list[Row] = []
         if rank is not None:
-            number = rank.rank
-            beside, name = self._compared(job_view, number)
-            title = f"history of rank {number}" + (f" beside {name}" if name else "")
-            whole = self._past.whole(job_view)
-            of = (number, beside)
-            self.query_one(ChartView).show(title, series, whole, of, lambda known: rank_charts(known, number, beside))
+            make = functools.partial(rank_charts, ranks=job_view.ranks, rank=rank.rank)
+            self.query_one(ChartView).show(rank_title(job_view, rank.rank), series, rank.rank, make)
             lines = rank_lines(rank, None, width, glyphs)
-            if not self.place_chart(room_below(table, len(lines), self.size.height)):
+            has_chart = self.place_chart(room_below(table, len(lines), self.size.height))
+            if not has_chart:
                 lines = rank_lines(rank, series, width, glyphs)
+            self._show_page(f"rank {rank.rank}", lines, with_history=not has_chart)
         else:
             self.place_chart(0)
-        detail.show_below(table, f"rank {rank.rank}" if rank is not None else "", lines, self.size.height)
+            self._show_page("", [], with_history=False)
 
     def selection(self) -> Target:
         """Return the selected rank."""

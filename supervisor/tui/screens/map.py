@@ -20,6 +20,7 @@ from supervisor.tui.history import Past
 from supervisor.tui.logs.feeds import BOTH
 from supervisor.tui.logs.merged import MergedFeed
 from supervisor.tui.rows import tables
+from supervisor.tui.rows.series import asked, chosen, rank_charts, rank_title
 from supervisor.tui.rows.tables import event_row
 from supervisor.tui.screens.base import LiveScreen
 from supervisor.tui.shell import Target
@@ -70,7 +71,6 @@ class Dashboard(LineView, can_focus=False):
 
     def __init__(self, id: str) -> None:  # noqa: A002
         super().__init__(id=id)
-        self.strip = "step_s"
         self._training: training.Training | None = None
         self._printing: training.Newest | None = None
         """The newest state in which ranks printed their throughput: a new group prints none while it imports."""
@@ -89,12 +89,10 @@ class Dashboard(LineView, can_focus=False):
         self._again = functools.partial(self.show, job_view, newest, events, series)
         width, height = self.line_width, self.body_height
         self._printing = newest if newest.printing else self._printing
-        known = training.strips_known(series)
-        strip = self.strip if self.strip in known else next(iter(known), "step_s")
-        made = (id(series), len(events), width, height, strip)
+        made = (id(series), len(events), width, height)
         if made != self._made or self._training is None:
             self._made, self._training = made, training.gather(events, series)
-            args = (self._training, strip, width, height - 1, self.glyphs)
+            args = (self._training, width, height - 1, self.glyphs)
             self._charts = training.dashboard(job_view, self._printing or newest, *args)
         cost = goodput(events, times.now(), self._training.again_s)
         line = training.progress_row(newest, cost, width, self.glyphs, ended=job_view.ended)
@@ -111,14 +109,6 @@ class Dashboard(LineView, can_focus=False):
             time_s = training.time_at(self._training, event.x, self.line_width)
             if time_s is not None:
                 self.post_message(self.TimeClicked(time_s))
-
-    def next_strip(self, series: Series | None) -> bool:
-        """Show another kind of strips; returns whether there is one."""
-        known = training.strips_known(series)
-        before = self.strip
-        if known:
-            self.strip = known[(known.index(before) + 1) % len(known)] if before in known else known[0]
-        return self.strip != before
 
 
 class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
@@ -150,7 +140,7 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
         self.query_one("#events", Picker).placeholder = ((" no event yet", "dim"),)
         self._layout: MapLayout | None = None
         self._past = Past(self.shell)
-        self._zoomed = Past(self.shell)
+        self._charted = Past(self.shell)
 
     def show(self, job_view: JobView) -> None:
         """Lay out for the job's size, then fill the panes that are visible."""
@@ -175,9 +165,8 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
         self._show_events()
         self._show_tail(job_view, layout)
         if self.place_chart(0):
-            whole, series = self._zoomed.whole(job_view), self._zoomed.series
-            chart = self.query_one(ChartView)
-            chart.show("history of the job", series, whole, None, lambda known: training.job_charts(known, newest))
+            make = functools.partial(rank_charts, ranks=job_view.ranks, rank=None)
+            self.query_one(ChartView).show(rank_title(job_view, None), self._charted.series, None, make)
 
     def _arrange(self, job_view: JobView, trains: bool) -> MapLayout:
         width, height = self.size.width, self.size.height - 4
@@ -263,13 +252,13 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
         """Ask the nodes for newer series, in the background, if charts or curves are shown."""
         chart = self.query_one(ChartView)
         if chart.is_maximized:
-            self._zoomed.ask(job_view, training.JOB_KINDS, training.chosen(job_view), chart.points, zoom=chart.zoom)
+            self._charted.ask(job_view, *asked(job_view, None), chart.points, recent=self.shell.preferences.recent)
             return
         layout = self._layout
         has_past = job_view.generation is not None and job_view.generation > 0
         if layout is None or not (layout.training or has_past) or self.size.width < WIDE:
             return
-        self._past.ask(job_view, *training.asked(job_view), points=2 * self.size.width * 3 // 5)
+        self._past.ask(job_view, training.KINDS, chosen(job_view), 2 * self.size.width * 3 // 5)
 
     def selection(self) -> Target:
         """Return what the focused pane has selected; else what the first one has."""
@@ -305,12 +294,18 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
         """Open the selection."""
         self.shell.open_log(self.selection())
 
+    def action_span(self) -> None:
+        """Show the charts, or the other span of them: the curves of the training are always of the whole run."""
+        if self.query_one(ChartView).is_maximized:
+            super().action_span()
+        else:
+            self.action_chart()
+
     def action_metric(self) -> None:
         """Show another metric in the heat map."""
-        grid, board = self.query_one(RankGrid), self.query_one(Dashboard)
+        grid = self.query_one(RankGrid)
         if not grid.display:
-            if not board.display or not board.next_strip(self._past.series):
-                self.shell.say("no heat map here: each rank has a row")
+            self.shell.say("no heat map here: each rank has a row")
         elif not grid.next_metric():
             self.shell.say("no other heat map: the ranks have no other values yet")
         self.shell.preferences.metric = grid.metric

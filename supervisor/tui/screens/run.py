@@ -17,10 +17,11 @@ from supervisor.tui import times
 from supervisor.tui.generations import Run, Runs, bar
 from supervisor.tui.history import Past
 from supervisor.tui.rows import charts
+from supervisor.tui.rows.series import chosen
 from supervisor.tui.rows.tables import Column, Table, event_row, fact_lines, flow
 from supervisor.tui.screens.base import LiveScreen
 from supervisor.tui.shell import Target
-from supervisor.tui.training import SUMMED, chosen, newest
+from supervisor.tui.training import SUMMED, newest
 from supervisor.tui.widgets.picker import Picker
 from supervisor.tui.widgets.tables import DetailPane
 from supervisor.wording import usage, values
