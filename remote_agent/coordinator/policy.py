@@ -13,6 +13,7 @@ from remote_agent.coordinator import state as s
 from remote_agent.coordinator.formation import patience, send_away
 from remote_agent.coordinator.quorum import without
 from remote_agent.coordinator.transitions import QUARANTINE_WINDOW_S, WITHIN, Turn, fail_node
+from remote_agent.diagnose.categories import CATEGORIES
 from remote_agent.diagnose.evidence import JobContext, RankEvidence
 from remote_agent.diagnose.hang.loops import missing_in
 from remote_agent.diagnose.hang.stalls import find_stall, missing_of
@@ -26,10 +27,6 @@ if TYPE_CHECKING:
 
 # A script that prints no steps counts as being before its first step only for this long after its start.
 EARLY_S = 60.0
-# A machine can cause these by itself. Any other failure follows the script from node to node.
-MACHINE_FAULTS = frozenset(
-    {"cuda_error", "host_oom_kill", "bus_error_shm", "disk_full", "nccl_system_error", "dataloader_worker_killed"}
-)
 # One fault proves nothing, two may be chance; max_restarts is 3 by default, so a fourth would end the job.
 QUARANTINE_FAULTS = 3
 # Most groups have stopped by then, so related failures are reported together; operators hardly notice this delay.
@@ -172,7 +169,7 @@ def _leave_out(turn: Turn, incident: Incident) -> bool:
 
 def _blame(turn: Turn, name: str, incident: Incident) -> str:
     """Count failures that a machine caused; return why the node is left out, or "" if it stays."""
-    if incident.category not in MACHINE_FAULTS:
+    if not CATEGORIES[incident.category].machine:
         return ""
     recent = [blame for blame in turn.state.blames if turn.now - blame[0] < QUARANTINE_WINDOW_S]
     turn.set(blames=(*recent, (turn.now, name)))
@@ -205,7 +202,7 @@ def _charge(turn: Turn, incident: Incident) -> bool:
     early = _came_early(state) and incident.exit_signal is None
     alone = _can_do_without(state, incident)
     # A fault of the script follows it to the next node, but several machines may have the same fault.
-    is_machine = alone is not None and incident.category in MACHINE_FAULTS
+    is_machine = alone is not None and CATEGORIES[incident.category].machine
     if early and incident.fingerprint == state.fingerprint and not is_machine:
         reason = f"the same failure twice in a row before the first step: {incident.summary}"
     elif state.restarts >= state.spec.max_restarts:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from remote_agent.diagnose.accusations import accused, unheard
+from remote_agent.diagnose.categories import CATEGORIES, OOM, PRESSURE
 from remote_agent.diagnose.claims import AWAITED, DONE, ENDED, FAILED, OF_OTHERS, STOPPED, WAITED, Claim
 from remote_agent.diagnose.exits import SIGNAL_CATEGORIES, SIGNAL_HINTS, decode_exit, signal_name
 from remote_agent.diagnose.hang.watchdogs import gave_up, read_wait
@@ -32,7 +33,7 @@ from remote_agent.diagnose.last_words import (
     own_lines,
 )
 from remote_agent.diagnose.meanings import BETWEEN_RANKS, OF_RANKS, best_match, meaning_of
-from remote_agent.diagnose.signatures import CATEGORIES, SIGNATURES, Signature
+from remote_agent.diagnose.signatures import SIGNATURES, Signature
 from remote_agent.diagnose.signatures.python import hint_of
 from remote_agent.diagnose.tracebacks import (
     HEAD,
@@ -54,18 +55,6 @@ if TYPE_CHECKING:
 
 _UNRELATED_WARNING = re.compile(r"(?:\[rank\d+\]:)?\[[IW]\d{4} ")
 _OTHER_STREAM = re.compile(r"\b(?:stdout|nccl)\b[^/]*$")
-_OOM_NOTE = re.compile(
-    r"oom-kill|Out of memory: Killed process|Memory cgroup out of memory|oom_kill [1-9]|oom_reaper", re.I
-)
-_PRESSURE_NOTE = re.compile(r"memory pressure|page allocation failure|oom [1-9]", re.I)
-# These notes of a host are related to a category, whichever process they name.
-_RELATED_NOTES = {
-    "bus_error_shm": re.compile("^/dev/shm"),
-    "dataloader_worker_killed": re.compile(f"^/dev/shm|{_OOM_NOTE.pattern}", re.I),
-    "disk_full": re.compile(r"\d MiB free"),
-    "host_oom_kill": re.compile(f"{_OOM_NOTE.pattern}|{_PRESSURE_NOTE.pattern}", re.I),
-    "cuda_error": re.compile("Xid"),
-}
 # A connection to such a host was lost: as NCCL prints it, and torch's store.
 _HOST_GONE = re.compile(r"(?:closed by remote peer |completion from peer |remote=)\[?([\w.-]+)(?:<\d+>|\]:\d+)")
 _UNREACHABLE = re.compile(r"client socket has failed to connect to any network address of \(([^()]{1,200})\)")
@@ -124,10 +113,10 @@ def read_rank(evidence: RankEvidence, notes: Sequence[str] = ()) -> Claim:
     raised = _RAISED_ON.search(evidence.tail) if claim.kind == FAILED and not claim.of(FAILED) else None
     if raised is not None:
         claim = dataclasses.replace(claim, says=FAILED, others=tuple(map(read_number, raised[1].split(", "))))
-    related = _RELATED_NOTES.get(claim.category)
+    related = CATEGORIES[claim.category].notes
     if claim.kind != FAILED or not notes:
         return claim
-    related_notes = [note for note in notes if _names(note, evidence) or (related is not None and related.search(note))]
+    related_notes = [note for note in notes if _names(note, evidence) or (related and re.search(related, note))]
     lines = dict.fromkeys((*claim.evidence, *_as_evidence(evidence, related_notes)))
     return dataclasses.replace(claim, evidence=tuple(lines))
 
@@ -587,9 +576,9 @@ def _sender(exit_: RankExit, signal: str) -> str:
 
 
 def _killed(evidence: RankEvidence, notes: Sequence[str]) -> Claim:
-    oom = [note for note in notes if _OOM_NOTE.search(note)]
+    oom = [note for note in notes if re.search(OOM, note)]
     named = [note for note in oom if _names(note, evidence)]
-    pressure = [note for note in notes if _PRESSURE_NOTE.search(note)]
+    pressure = [note for note in notes if re.search(PRESSURE, note)]
     proof = named or oom or pressure
     if proof:
         how = "killed by the host's OOM killer" if oom else "killed by SIGKILL while the host ran out of memory"

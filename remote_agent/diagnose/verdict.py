@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from remote_agent.diagnose.categories import CATEGORIES
 from remote_agent.diagnose.claims import (
     AWAITED,
     BASE,
@@ -32,7 +33,6 @@ from remote_agent.diagnose.evidence import JobContext, RankEvidence, name_nodes
 from remote_agent.diagnose.exits import signal_name
 from remote_agent.diagnose.hang.watchdogs import find_mismatch, find_missing
 from remote_agent.diagnose.incidents import EvidenceLine, Incident, Victims, iso_time
-from remote_agent.diagnose.signatures import CATEGORIES
 from remote_agent.diagnose.signatures.signature import CHILD_FAILED, DIED, WRONG_SIZE
 from remote_agent.diagnose.testimony import read_ranks
 from remote_agent.text.names import name_ranks
@@ -42,21 +42,9 @@ from remote_agent.wire.events import AGENT_DIED
 if TYPE_CHECKING:
     from remote_agent.wire.documents import MissingRanks
 
-# The same failure on another rank within this time has the same cause.
-_WINDOW_NS = 60_000_000_000
-# A GPU error spreads to other ranks: only ranks that fail at the same moment share the cause.
-_WINDOWS_NS = {"cuda_error": 200_000_000}
 # Exits without a reason have the same cause only within this time.
 _ENDED_WINDOW_NS = 10_000_000_000
-# No rank is to blame for these.
-_OUTSIDE = ("rendezvous_timeout", "port_in_use", "nccl_network", "node_lost")
-# This fails alike on each rank that gets as far, so one rank alone says nothing of ranks that were stopped first.
-_SAME_ON_ALL = ("permission_import_missing_module",)
-# These happen to all ranks: which one was first is chance.
-_TO_ALL = ("rendezvous_timeout", "port_in_use", "node_lost", "signal_preempted")
 _TIMED_OUT = re.compile(r"\btim(?:ed|es) ?out|\btimeout", re.IGNORECASE)
-# Two failures of these kinds need not have anything in common.
-_ALONE = ("user_exception", "other", "permission_import_missing_module", "segfault", "sigabrt", "signal_preempted")
 # A path of three parts or more is of one thing; a text of this length, cut off, can be told.
 _PATH = re.compile(r"(?<![\w.])(?:/[\w.@+-]+){3,}")
 _CUT_OFF = 30
@@ -213,7 +201,7 @@ def _own_failure(case: _Case) -> _Cause | None:
     of_ranks = [each for each in same if each.rank is not None] or same
     nodes = {each.node for each in of_ranks}
     odd = _odd_one_out(first, claims, ranks, context)
-    if odd is None and first.rank is None and first.category not in _TO_ALL:
+    if odd is None and first.rank is None and not CATEGORIES[first.category].hits_all:
         odd = pointed_at
     named = first.of(FAILED) or (() if odd is None else (odd,))
     differ = {rank for each in claims if each.of(DIFFER) for rank in (each.rank, *each.others)}
@@ -261,7 +249,7 @@ def _named_itself(candidates: Sequence[Claim]) -> Claim:
 
 def _may_be_more(first: Claim, ranks: list[int], same: list[Claim], claims: Sequence[Claim]) -> bool:
     """Return whether ranks that we stopped may have been about to fail alike: where several did, or any rank would."""
-    if len(ranks) < 2 and first.category not in _SAME_ON_ALL:
+    if len(ranks) < 2 and not CATEGORIES[first.category].same_on_all:
         return False
     return any(_is_undecided(each) for each in claims if each not in same)
 
@@ -279,7 +267,7 @@ def _same_cause(first: Claim, other: Claim) -> bool:
         return False
     if first.likely_ns is None or other.likely_ns is None:
         return True
-    window_ns = _ENDED_WINDOW_NS if first.kind == ENDED else _WINDOWS_NS.get(first.category, _WINDOW_NS)
+    window_ns = _ENDED_WINDOW_NS if first.kind == ENDED else CATEGORIES[first.category].window_ns
     apart_ns = abs(other.likely_ns - first.likely_ns)
     return apart_ns <= window_ns or not (is_likely_first(first, other) or is_likely_first(other, first))
 
@@ -294,7 +282,7 @@ def _clearly_before(first: Claim, other: Claim, context: JobContext, grace_ns: i
 def _scope(first: Claim, ranks: list[int], context: JobContext) -> str:
     killed_by = signal_name(first.exit_code, first.exit_signal)
     # A full /dev/shm is a problem of the node, unless the rank was killed for it.
-    if first.category in _OUTSIDE or (first.category == "bus_error_shm" and killed_by is None):
+    if CATEGORIES[first.category].outside or (first.category == "bus_error_shm" and killed_by is None):
         return "outside_the_ranks"
     if first.category == "signal_preempted" and (len(ranks) != 1 or (context.world_size or 0) == 1):
         return "outside_the_ranks"
@@ -323,7 +311,7 @@ def _named(first: Claim, named: Sequence[int], same: list[Claim], context: JobCo
 def _failed_first(case: _Case) -> _Cause | None:
     """Its peers report which rank failed first; nothing is known from that rank itself."""
     claims, context, lost = case
-    broken = [each for each in claims if each.kind in OF_OTHERS and each.category not in _TO_ALL]
+    broken = [each for each in claims if each.kind in OF_OTHERS and not CATEGORIES[each.category].hits_all]
     if lost is None or not broken:
         return None
     text = "failed first according to its peers; its own output does not say why"
@@ -476,7 +464,7 @@ def _victims_only(case: _Case) -> _Cause | None:
     reason = "the logs do not say why" if first.traceback is None else "no rank shows an earlier failure"
     where = f"first on {name_ranks([first.rank])}{name_nodes([first.node])}" if first.rank is not None else "in the log"
     hint = "; ".join([*_ranks_to_check(broken, claims, context), first.hint])
-    outside = first.category in (*_OUTSIDE, "signal_preempted")
+    outside = CATEGORIES[first.category].outside or first.category == "signal_preempted"
     host = _host_gone(claims, context)
     return _Cause(
         scope="outside_the_ranks" if outside or host else "not_in_text",
@@ -605,7 +593,7 @@ def _fails_alike(first: Claim, other: Claim) -> bool:
         return False
     if other.fingerprint == first.fingerprint:
         return True
-    if first.category == "cuda_error" or first.category in _ALONE:
+    if first.category == "cuda_error" or CATEGORIES[first.category].alone:
         same = first.category == other.category == "cuda_error" and first.t_ns is None and other.t_ns is None
     else:
         same = first.category == other.category

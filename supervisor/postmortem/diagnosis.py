@@ -12,10 +12,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from remote_agent.diagnose.categories import CATEGORIES
 from remote_agent.diagnose.evidence import JobContext, RankEvidence
 from remote_agent.diagnose.last_words import OTHER_FILE, is_progress
 from remote_agent.diagnose.nccl import NcclText
-from remote_agent.diagnose.signatures import CATEGORIES
 from remote_agent.diagnose.signatures.launcher import KILLS_ITSELF
 from remote_agent.diagnose.tracebacks import HEAD, read_error_document
 from remote_agent.diagnose.verdict import verdict

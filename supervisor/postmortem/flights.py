@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from remote_agent.diagnose.categories import CATEGORIES
 from remote_agent.diagnose.evidence import JobContext, name_nodes
 from remote_agent.diagnose.flight import Parting, Record, compare, read
 from remote_agent.diagnose.flight_files import MAX_BYTES, parse_flight_record
 from remote_agent.diagnose.incidents import EvidenceLine, Incident, Victims
-from remote_agent.diagnose.signatures import CATEGORIES
 from remote_agent.diagnose.verdict import MAX_EVIDENCE
 from remote_agent.text.names import name_ranks
 from remote_agent.text.shapes import clip, fingerprint

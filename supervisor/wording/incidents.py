@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from remote_agent.diagnose.signatures import CATEGORIES
+from remote_agent.diagnose.categories import CATEGORIES
 from remote_agent.text.names import name_ranks
 from supervisor.wording.events import cause_text, exit_text
 from supervisor.wording.stacks import numbered_source

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import tomli
 
-from remote_agent.diagnose.signatures import CATEGORIES
+from remote_agent.diagnose.categories import CATEGORIES
 from remote_agent.wire.events import Condition, EventType, StopCause
 from supervisor.actions import BY_VERB
 from supervisor.cli import main

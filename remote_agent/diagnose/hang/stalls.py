@@ -20,6 +20,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
 
+from remote_agent.diagnose.categories import CATEGORIES
 from remote_agent.diagnose.evidence import JobContext, name_nodes
 from remote_agent.diagnose.flight import DEFAULT_GROUP, Parting, Record, from_rows, group_name, mismatch
 from remote_agent.diagnose.hang.pulses import (
@@ -40,7 +41,6 @@ from remote_agent.diagnose.hang.pulses import (
     may_receive,
 )
 from remote_agent.diagnose.incidents import EvidenceLine, Incident, Victims
-from remote_agent.diagnose.signatures import CATEGORIES
 from remote_agent.text.names import name_ranks
 from remote_agent.text.shapes import clip, fingerprint
 
