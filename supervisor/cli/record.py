@@ -36,11 +36,11 @@ from supervisor.cli.options import (
     settle,
 )
 from supervisor.cli.output import write_json, write_lines
-from supervisor.cli.whole_lines import line_of
 from supervisor.errors import SupervisorError, UsageError
 from supervisor.recording.writing import Limit, Seen, check_free, host_facts, watch, write
 from supervisor.standard_streams import binary_out, flush_out, lines_for, write_err
 from supervisor.wording.events import EventRows, event_line
+from supervisor.wording.log_lines import line_of
 
 if TYPE_CHECKING:
     from supervisor.inventory import Inventory

@@ -253,5 +253,5 @@ class Player:
         return Page(rows, more, [], clocks or PlayedClocks(self), 0, *span)
 
     def search(self, selection: Selection, **query: Any) -> AsyncGenerator[LogLine, None]:
-        """Yield the rows that match, as a session does; of the callbacks only `note_span` is called."""
+        """Yield the rows that match, as a session does; of the callbacks none is called."""
         return reading.search(self.recording, selection, self.now_ns, **query)

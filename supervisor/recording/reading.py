@@ -15,7 +15,7 @@ import zlib
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from itertools import accumulate
 from pathlib import Path
@@ -420,17 +420,11 @@ async def search(
     pattern: str,
     ignore_case: bool = False,
     level: str | None = None,
-    limit: int | None = None,
-    way: int = 0,
-    since_ns: int = 0,
-    until_ns: int | None = None,
-    note_span: Callable[[int | None, int | None], object] = lambda since_ns, until_ns: None,
     **_ignored: Any,
 ) -> AsyncGenerator[LogLine, None]:
-    """Yield about `limit` rows that match: the first from a time on, or (way -1) the last before a time, newest first.
+    """Yield the rows that match, by time; raises RequestFailed for an invalid pattern.
 
-    `note_span` is called with the times between which no hit is missing. `_ignored`: arguments of a session's search
-    that make no difference here. Raises RequestFailed for an invalid pattern.
+    `_ignored`: arguments of a session's search that make no difference here.
     """
     try:
         compiled = compile_pattern(pattern, ignore_case)
@@ -438,19 +432,11 @@ async def search(
         raise RequestFailed(refused.message, refused.hint, refused.kind) from refused
     lowest = LEVELS.index(level[:1].upper()) if level else 0
     files = await chosen_lines(recording, selection, now_ns)
-    hits = last_ns = 0
-    end_ns = now_ns + 1 if until_ns is None else until_ns
-    for number, row in enumerate(rows_between(files, since_ns, end_ns, backwards=way < 0)):
+    for number, row in enumerate(rows_between(files, 0, now_ns + 1)):
         if number % LINES_PER_TURN == 0:
             await asyncio.sleep(0)
-        if LEVELS.index(row.level or "I") < lowest or not _matches(compiled, row.text):
-            continue
-        if limit is not None and hits >= limit and row.t_ns != last_ns:
-            since_ns, until_ns = (last_ns, until_ns) if way < 0 else (since_ns, last_ns + 1)
-            break
-        hits, last_ns = hits + 1, row.t_ns
-        yield row
-    note_span(since_ns or None, until_ns)
+        if LEVELS.index(row.level or "I") >= lowest and _matches(compiled, row.text):
+            yield row
 
 
 def _matches(pattern: Pattern, text: bytes) -> bool:

@@ -153,17 +153,6 @@ async def test_logs_are_shown_as_they_were(path: Path) -> None:
     hits = [row async for row in player.search(ALL, pattern="out of MEMORY", ignore_case=True, level="error")]
     assert hits
     assert all(row.rank == 3 for row in hits)
-    # The first hits from a time on, the last ones before a time, and how far nothing is missing.
-    steps = [row async for row in player.search(ALL, pattern="step [0-9]")]
-    middle, spans = sorted(row.t_ns for row in steps)[len(steps) // 2], list[tuple[Any, Any]]()
-    for way, side in ((1, "since_ns"), (-1, "until_ns")):
-        query: Any = {"way": way, "limit": 5, "note_span": lambda *span: spans.append(span)}
-        near = [row async for row in player.search(ALL, pattern="step [0-9]", **query, **{side: middle})]
-        assert len(near) >= 5
-        since_ns, until_ns = spans.pop()
-        assert (since_ns if way > 0 else until_ns) == middle
-        inside = [row for row in steps if since_ns <= row.t_ns < until_ns]
-        assert sorted(near) == sorted(inside)
     with pytest.raises(RequestFailed, match="the pattern takes more than"):
         _ = [row async for row in player.search(ALL, pattern=r"(.|..)+\x01")]
     # As on the nodes: a record with all of its lines, and what is not in the recording.
