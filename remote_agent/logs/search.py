@@ -1,6 +1,6 @@
 """Search in whole files on the node: only hits are sent.
 
-In: files, a pattern, limits of level and time. Out: batches of rows, and finally how many bytes were read.
+In: files, a pattern, a least level. Out: batches of rows, and finally how many bytes were read.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import dataclasses
 import time
 from collections.abc import AsyncGenerator, Generator, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 from remote_agent.logs.index import after_newlines
 from remote_agent.logs.logfile import SLICE
@@ -24,13 +24,10 @@ from remote_agent.wire import Answer, Problem
 if TYPE_CHECKING:
     import re
 
-    from remote_agent.logs.index import Block
     from remote_agent.logs.logfile import LogFile
     from remote_agent.logs.selection import Wanted
     from remote_agent.text.patterns import Pattern
     from remote_agent.wire.answers import LogEntry
-
-T = TypeVar("T")
 
 _BATCH_ROWS = 256
 _BATCH_BYTES = 512 * 1024
@@ -54,27 +51,23 @@ PIECE = 256 * 1024
 _ESCAPE = 256
 # `$` matches before a newline at the end of the text: two newlines prevent a match at the end of a piece.
 _NO_END = b"\n\n"
-# These bytes follow the first byte of a UTF-8 character.
-_REST_OF_CHARACTER = bytes(range(0x80, 0xC0))
 
 
 class _Window:
     """The part of the text in which a match may still begin."""
 
     def __init__(self, pattern: Pattern) -> None:
-        self.column: int | None = None
-        """The number of characters before the first match."""
+        self.has_match = False
         self._pattern = pattern
         self._text = b""
         self._gone = 0
-        """Bytes, and characters, before this text. Its first byte is kept only as context for lookbehinds."""
-        self._gone_characters = 0
+        """Bytes before this text. Its first byte is kept only as context for lookbehinds."""
         self._doubtful = -1
         """The place where a match begins that may exist only because its piece ended there."""
 
     def take(self, more: bytes, is_last: bool) -> None:
         """Search the next piece; raises TooLong."""
-        if self.column is not None:
+        if self.has_match:
             return
         self._text += more
         match = self._search(is_last)
@@ -82,11 +75,10 @@ class _Window:
         if match is not None:
             at = self._gone + match.start()
             if is_last or match.end() < len(self._text) or at == self._doubtful:
-                self.column = self._gone_characters + _characters(self._text[: match.start()])
+                self.has_match = True
                 return
             self._doubtful = at
             keep = min(keep, max(0, match.start() - 1))
-        self._gone_characters += _characters(self._text[:keep])
         self._gone += keep
         self._text = self._text[keep:]
 
@@ -97,8 +89,8 @@ class _Window:
         return within(LINE_S, partial(self._pattern.regex.search, text, 1 if self._gone else 0))
 
 
-def column_of(file: LogFile, start: int, end: int, pattern: Pattern) -> Generator[None, None, int | None]:
-    """Return the column of the first match in the line in these bytes; yields between slices of work.
+def is_in_line(file: LogFile, start: int, end: int, pattern: Pattern) -> Generator[None, None, bool]:
+    """Return whether a line of any length, in these bytes, has a match; yields between slices of work.
 
     Raises TooLong.
     """
@@ -120,36 +112,19 @@ def column_of(file: LogFile, start: int, end: int, pattern: Pattern) -> Generato
         window.take(without_escapes(data[begin:cut]), start >= end)
         rest = data[cut:]
         yield
-    return window.column
-
-
-def _characters(text: bytes) -> int:
-    return len(text.translate(None, _REST_OF_CHARACTER))
+    return window.has_match
 
 
 class Query(NamedTuple):
-    """What to search for: lines with since_ns <= arrival < until_ns, only in records that pass `shown`.
-
-    way: the first hits of each file (1) or the last (-1), an equal share of the limit; 0: the limit ends the search.
-    """
+    """What to search for: lines, only in records that pass `shown`."""
 
     pattern: Pattern
     wanted: Wanted
-    since_ns: int | None = None
-    until_ns: int | None = None
-    limit: int | None = None
     again_ns: int | None = None
     """Search only lines that may have arrived, or been completed, since this moment."""
     shown: Wanted | None = None
-    way: int = 0
-
-    def share(self, files: int) -> int | None:
-        """Return how many hits each of this many files may have."""
-        return max(1, self.limit // max(1, files)) if self.way and self.limit is not None else self.limit
-
-    def up_to(self, row: Row) -> Query:
-        """Return the query limited to what comes before this hit in its direction."""
-        return self._replace(since_ns=row.t_ns) if self.way < 0 else self._replace(until_ns=row.t_ns + 1)
+    whole: bool = False
+    """Search all of a long line, not only the part that a screen shows."""
 
     def shows(self, file: LogFile, row: Row) -> bool:
         """Return whether the record of this row passes `shown`."""
@@ -158,8 +133,6 @@ class Query(NamedTuple):
     def first_line(self, file: LogFile) -> int:
         """Return the first line to search."""
         first = file.index.first_line
-        if self.since_ns is not None:
-            first = max(first, file.index.lines_before(self.since_ns))
         if self.again_ns is not None:
             # The last line at that moment may have been unfinished.
             first = max(first, file.index.lines_before(self.again_ns - _AGAIN_NS) - 1)
@@ -215,41 +188,25 @@ class _Tally:
 
 
 async def search(files: list[LogFile], query: Query) -> AsyncGenerator[Answer, None]:
-    """Yield hits file by file, in order; the last item has done, begun_ns, searched_bytes and hits.
-
-    With a way the last item also has since_ns and until_ns, between which no hit is missing; way -1: newest first.
-    """
+    """Yield hits file by file, in order; the last item has done, begun_ns, searched_bytes and hits."""
     batch, time_slice, tally, begun_ns = Batch(), TimeSlice(), _Tally(), time.time_ns()
-    share = query.share(len(files))
     hits = 0
-    more: dict[str, object] = {}
     for file in files:
         await index_until(file, None, _INDEX_WAIT_S)
-        full = hits + share if query.way and share is not None else share
         for row in _rows(file, query, tally, query.first_line(file)):
             await time_slice.pause_if_over()
             if batch.is_due():
                 yield batch.take()
-            if row is None:
-                continue
-            hits += 1
-            batch.add(file, row, row.t_ns)
-            if hits == full:
-                query = query.up_to(row)
-                break
-        if hits == full and not query.way:
-            more = {"limited": True}
-            break
-    if query.way:
-        more = {"since_ns": query.since_ns, "until_ns": query.until_ns}
-    yield batch.take(done=True, begun_ns=begun_ns, searched_bytes=tally.searched, hits=hits, apart=tally.apart, **more)
+            if row is not None:
+                hits += 1
+                batch.add(file, row, row.t_ns)
+    yield batch.take(done=True, begun_ns=begun_ns, searched_bytes=tally.searched, hits=hits, apart=tally.apart)
 
 
 def _rows(file: LogFile, query: Query, tally: _Tally, first: int) -> Iterator[Row | None]:
-    """Yield the hits of one file from line `first` on, in the query's direction; None between slices of work."""
+    """Yield the hits of one file from line `first` on; None between slices of work."""
     epoch = file.epoch
-    runs = _runs(file, query, first)
-    for run in _backwards(runs) if query.way < 0 else runs:
+    for run in _runs(file, query, first):
         if run is None:
             yield None
             continue
@@ -257,7 +214,7 @@ def _rows(file: LogFile, query: Query, tally: _Tally, first: int) -> Iterator[Ro
         tally.searched += 0 if lost else run.end - run.offset
         # The line for dropped bytes is always a hit: what they held is unknown.
         rows: Iterable[Row | None] = file.rows_of(file.index.block(0)) if lost else _hits(file, run, query)
-        for row in _backwards(rows) if query.way < 0 else rows:
+        for row in rows:
             if file.epoch != epoch:
                 return
             if row is None or row.line < first or not query.shows(file, row):
@@ -297,23 +254,6 @@ class Hits:
         return Record(self._t_ns, [] if row is None else [row], apart)
 
 
-def _backwards(items: Iterable[T | None]) -> Iterator[T | None]:
-    """Yield the items last to first, after each None among them."""
-    kept: list[T] = []
-    for item in items:
-        if item is None:
-            yield None
-        else:
-            kept.append(item)
-    yield from reversed(kept)
-
-
-def _wanted(file: LogFile, block: Block, query: Query) -> bool:
-    if not query.wanted.may_be_in(file, block):
-        return False
-    return query.until_ns is None or block.t_ns < query.until_ns
-
-
 def _runs(file: LogFile, query: Query, line: int) -> Iterator[_Run | None]:
     """Yield the runs from a line on that may hold hits, as the index is now; None between slices of work."""
     index = file.index
@@ -327,7 +267,7 @@ def _runs(file: LogFile, query: Query, line: int) -> Iterator[_Run | None]:
             break
         block = index.block(number)
         line = block.line + block.lines
-        if not _wanted(file, block, query):
+        if not query.wanted.may_be_in(file, block):
             if run is not None or line >= rest:
                 rest = line + _LINES_PASSED
                 yield run
@@ -404,26 +344,24 @@ def _row(file: LogFile, query: Query, line: int, start: int, raw: bytes) -> Row 
 
 def _long_row(file: LogFile, query: Query, line: int, start: int, end: int) -> Generator[None, None, Row | None]:
     """Return the row of a long line if it is a hit; yields between slices of work."""
+    text = file.visible(start, end)
     try:
-        column = yield from column_of(file, start, end, query.pattern)
+        if query.whole:
+            is_hit = yield from is_in_line(file, start, end, query.pattern)
+        else:
+            is_hit = query.pattern.matches(text)
     except TooLong:
         raise _too_long(file, line) from None
-    if column is None:
-        return None
-    row = _timed(file, query, line, start, end, file.visible(start, end))
-    return row._replace(column=column) if row is not None and row.cut else row
+    return _timed(file, query, line, start, end, text) if is_hit else None
 
 
 def _timed(file: LogFile, query: Query, line: int, start: int, end: int, text: bytes) -> Row | None:
-    """Return the row if it has the time and level asked for."""
+    """Return the row if it has the level asked for."""
     level = level_of(text)
     if level < query.wanted.level:
         return None
     block = file.index.block(max(0, file.index.blocks_of(line)))
-    t_ns = block.t_ns + line - block.line
-    if query.until_ns is not None and t_ns >= query.until_ns:
-        return None
-    return Row(line, start, end, t_ns, block.upper, text, level)
+    return Row(line, start, end, block.t_ns + line - block.line, block.upper, text, level)
 
 
 def _too_long(file: LogFile, line: int) -> Problem:

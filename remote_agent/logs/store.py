@@ -274,7 +274,7 @@ class LogStore:
         records = selection.check_lines(streams, **(shown or {}))
         is_by_line = pattern is not None or bool(level) or not (shown or past)
         view_of_hits = records if shown else None
-        query = searching.Query(compile_pattern(pattern or "", ignore_case), lines, shown=view_of_hits)
+        query = searching.Query(compile_pattern(pattern or "", ignore_case), lines, shown=view_of_hits, whole=True)
         await self._rescan()
         known = _positions(after)
 
@@ -335,24 +335,18 @@ class LogStore:
         streams: Sequence[str] | None = None,
         ignore_case: bool = False,
         level: str | None = None,
-        since_ns: int | None = None,
-        until_ns: int | None = None,
-        limit: int | None = None,
         again_ns: int | None = None,
         shown: selection.Shown | None = None,
-        way: int = 0,
     ) -> AsyncGenerator[Answer, None]:
         """Answer log_search: hits file by file, then {done, begun_ns, searched_bytes, hits, apart}; raises Problem.
 
         again_ns: the begun_ns of an earlier answer: search only what it did not see, or saw unfinished. apart: how
         many lines would be hits but belong to a stream that was not asked for. shown: level, include and exclude of
-        the view that must show the hits. way: the first hits of each file from since_ns on (1), or the last before
-        until_ns (-1); the end has since_ns and until_ns of the part searched.
+        the view that must show the hits. Of a long line only the part that a screen shows is searched.
         """
         wanted = selection.check_lines(streams, level)
         view = selection.check_lines(streams, **shown) if shown else None
-        times = (since_ns, until_ns, limit, again_ns)
-        query = searching.Query(compile_pattern(pattern, ignore_case), wanted, *times, view, way)
+        query = searching.Query(compile_pattern(pattern, ignore_case), wanted, again_ns, view)
         await self._rescan()
         files = selection.select(self._catalogue, generation, ranks, streams)
         items = searching.search(files, query)

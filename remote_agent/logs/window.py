@@ -32,8 +32,6 @@ def row_json(row: Row) -> LogEntry:
         answer["t_upper"] = True
     if row.cut:
         answer["cut"] = row.cut
-    if row.column >= 0:
-        answer["column"] = row.column
     return answer
 
 

@@ -44,8 +44,6 @@ class Row(NamedTuple):
     text: bytes
     known_level: int = 0
     """Its level bit, if it is known already; it is computed only when needed."""
-    column: int = -1
-    """How many characters precede the hit in a line whose text is cut."""
 
     @property
     def level(self) -> int:

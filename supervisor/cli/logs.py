@@ -35,7 +35,7 @@ from supervisor.cli.options import (
     settle,
 )
 from supervisor.cli.output import Writer
-from supervisor.cli.whole_lines import WholeLines, line_of, patiently, printed, whole_line, write_folded
+from supervisor.cli.whole_lines import WholeLines, patiently, printed, whole_line, write_folded
 from supervisor.errors import RequestFailed, UsageError
 from supervisor.logs import files as log_files
 from supervisor.logs import merge
@@ -44,6 +44,7 @@ from supervisor.logs.live import RowReader
 from supervisor.logs.rows import Clocks, now_ns
 from supervisor.logs.selection import ALL, RecordFilter, Selection, StreamFilter, files_of
 from supervisor.standard_streams import binary_out
+from supervisor.wording.log_lines import line_of
 
 if TYPE_CHECKING:
     from supervisor.logs.rows import LogLine

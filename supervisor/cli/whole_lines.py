@@ -1,8 +1,7 @@
 """Lines as `supervisor logs` prints them: whole, whatever their length and however the chunks are cut; or folded.
 
 In: chunks in the order in which they arrive (a line longer than LINE_LIMIT is read from its node again); rows.
-Out: bytes, lines `node:rank| text`; folded `[0-3,5]| text` for ranks that printed the same, `[0-3,5]~| text` where the
-ranks' numbers differ and the first rank's are shown.
+Out: bytes, in the form of `wording.log_lines`.
 
 **No more than LINE_LIMIT of a line is held in memory**: of a longer line only its beginning and its place are kept.
 """
@@ -11,11 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from remote_agent.text.names import ranges
 from remote_agent.text.rows import CLIP, last_state
 from remote_agent.wire import Answer, Args
 from supervisor.errors import RequestFailed, Unreachable
@@ -24,7 +22,7 @@ from supervisor.logs import files as log_files
 from supervisor.logs.files import READ_DEADLINE, Asking
 from supervisor.logs.fold import Fold, Folder
 from supervisor.logs.rows import LogLine
-from supervisor.wording.values import cut_text, one_line
+from supervisor.wording.log_lines import begin_of, lines_of, prefix_of
 
 if TYPE_CHECKING:
     from supervisor.logs.live import Chunk
@@ -37,20 +35,6 @@ PATIENCE = 10.0
 
 # The key has the node, generation, rank and stream.
 LogKey = tuple[str, int, int, str]
-
-
-def begin_of(row: LogLine) -> bytes:
-    """Return a row as it is printed, without its end."""
-    return _prefix(row.node, row.rank) + _one_line(row.text)
-
-
-def _prefix(node: str, rank: int) -> bytes:
-    return f"{one_line(node)}:{rank}| ".encode()
-
-
-def _one_line(text: bytes) -> bytes:
-    # A row is one line. If a node has sent more in it, none may look like the line of another rank.
-    return text.replace(b"\n", b"\\n")
 
 
 class LongLine:
@@ -160,7 +144,7 @@ async def printed(session: Session, pieces: list[Piece]) -> AsyncGenerator[bytes
 
 def prefixed(whose: LogKey, lines: bytes) -> bytes:
     """Return whole lines as they are printed."""
-    prefix = _prefix(whose[0], whose[2])
+    prefix = prefix_of(whose[0], whose[2])
     return prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
 
 
@@ -207,27 +191,6 @@ def patiently(session: Session) -> Asking:
 
 # Without new rows, folds whose window has ended are checked this often, seconds.
 LOOK = 0.25
-
-
-def line_of(row: LogLine) -> bytes:
-    """Return a row as it is printed."""
-    return begin_of(row) + _end_of(row)
-
-
-def _end_of(row: LogLine) -> bytes:
-    return f"{cut_text(row.cut)}\n".encode() if row.cut else b"\n"
-
-
-def lines_of(folds: Iterable[Fold[LogLine]]) -> bytes:
-    """Return folds as they are printed."""
-    return b"".join(_lines(fold) for fold in folds)
-
-
-def _lines(fold: Fold[LogLine]) -> bytes:
-    if len(fold.records) == 1:
-        return b"".join(map(line_of, fold.first_rows))
-    prefix = f"[{ranges(fold.ranks)}]{'~' if fold.differs else ''}| ".encode()
-    return b"".join(prefix + _one_line(row.text) + _end_of(row) for row in fold.first_rows)
 
 
 async def write_folded(

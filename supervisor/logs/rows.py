@@ -32,8 +32,6 @@ class LogLine(NamedTuple):
     text: bytes
     cut: int = 0
     """How many bytes of the line follow its text."""
-    column: int = -1
-    """How many characters precede the hit in a line whose text is cut."""
     half: bool = False
     """Its line is still being written; known in pages of merged rows."""
 
@@ -73,10 +71,6 @@ class Clocks:
         """Return the node's time at a time of the coordinator's clock."""
         return None if t_ns is None else t_ns + self.ahead_ns(node)
 
-    def back(self, node: str, t_ns: int | None) -> int | None:
-        """Return the coordinator's time at a time of the node's clock."""
-        return None if t_ns is None else t_ns - self.ahead_ns(node)
-
     def rows(self, node: str, answer: Answer) -> list[LogLine]:
         """Return the rows of a log_merged or log_search answer, with their texts."""
         page: LogPage = answer.data
@@ -92,7 +86,7 @@ class Clocks:
     def row(self, node: str, generation: int, rank: int, stream: str, row: LogEntry, text: bytes) -> LogLine:
         """Return one row of a node."""
         t_ns = (row.get("t_ns") or 0) - self.ahead_ns(node)
-        more = (row.get("cut", 0), row.get("column", -1), bool(row.get("half")))
+        more = (row.get("cut", 0), bool(row.get("half")))
         return LogLine(node, generation, rank, stream, row["line"], row["offset"], t_ns, row.get("level"), text, *more)
 
 

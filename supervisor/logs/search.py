@@ -34,7 +34,6 @@ class _Notes:
     clocks: Clocks
     note_apart: Callable[[int], object] | None
     reached: dict[str, int] | None
-    note_span: Callable[[int | None, int | None], object] | None
 
     def take(self, name: str, answer: Answer) -> None:
         """Call them with the contents of an answer."""
@@ -43,9 +42,6 @@ class _Notes:
             self.note_apart(data.get("apart", 0))
         if self.reached is not None and (begun_ns := data.get("begun_ns")):
             self.reached[name] = begun_ns
-        if self.note_span is not None and data.get("done"):
-            back = self.clocks.back
-            self.note_span(back(name, data.get("since_ns")), back(name, data.get("until_ns")))
 
 
 async def search(
@@ -55,39 +51,27 @@ async def search(
     pattern: str,
     ignore_case: bool = False,
     level: str | None = None,
-    since_ns: int | None = None,
-    until_ns: int | None = None,
-    limit: int | None = None,
     note_apart: Callable[[int], object] | None = None,
     reached: dict[str, int] | None = None,
-    way: int = 0,
-    note_span: Callable[[int | None, int | None], object] | None = None,
     clocks: Clocks | None = None,
 ) -> AsyncGenerator[LogLine, None]:
     """Yield matching rows of all nodes as they are found; raises RequestFailed, and Unreachable after all others.
 
     `reached`: when each node was last searched; only later lines are searched, and the times are updated. A line may be
-    yielded twice. `note_apart` is called with the number of matching lines of a stream not asked for. `way`: the first
-    hits of each file from `since_ns` on (1), or the last ones before `until_ns` (-1), about `limit` in all; `note_span`
-    is called for each node with the times between which no hit is missing, by `clocks` if given.
+    yielded twice. `note_apart` is called with the number of matching lines of a stream not asked for. The times are by
+    `clocks` if given.
     """
-    args = {**selection.args(), "pattern": pattern, "ignore_case": ignore_case, "level": level, "limit": limit}
+    args = {**selection.args(), "pattern": pattern, "ignore_case": ignore_case, "level": level}
     if selection.filter:
         args["shown"] = selection.filter.args()
     if selection.generation is None:
         args["generation"] = newest(await files(session, selection.nodes))
     clocks = clocks or Clocks(session)
-    links = sources(session, selection.nodes)
-    notes = _Notes(clocks, note_apart, reached, note_span)
-    if way:
-        args |= {"way": way, "limit": None if limit is None else max(1, limit // len(links))}
+    notes = _Notes(clocks, note_apart, reached)
     streams = []
-    for link in links:
-        name = link.view.name
-        times = {"since_ns": clocks.at(name, since_ns), "until_ns": clocks.at(name, until_ns)}
-        if reached is not None:
-            times["again_ns"] = reached.get(name)
-        streams.append(_of_node(link, {**args, **times}, notes))
+    for link in sources(session, selection.nodes):
+        again = {} if reached is None else {"again_ns": reached.get(link.view.name)}
+        streams.append(_of_node(link, {**args, **again}, notes))
     async with aclosing(_at_once(streams)) as rows:
         async for row in rows:
             yield row

@@ -161,9 +161,6 @@ def _identity(value: object) -> Identity:
 def _rows(files: bool) -> Callable[[Any], list[LogEntry]]:
     """Return the shape of rows; `files`: each names its file. Checked by hand: there may be millions."""
 
-    def is_cut(entry: Any) -> bool:
-        return all(type(one) is int and abs(one) <= MAX_LARGE for one in (entry.get("cut", 0), entry.get("column", 0)))
-
     def is_row(one: Any) -> bool:
         if type(one) is not dict:
             return False
@@ -177,7 +174,7 @@ def _rows(files: bool) -> Callable[[Any], list[LogEntry]]:
             return False
         if t_ns is not None and (type(t_ns) is not int or abs(t_ns) > MAX_TIME_NS):
             return False
-        if get("level") not in LEVELS or (("cut" in one or "column" in one) and not is_cut(one)):
+        if get("level") not in LEVELS or type(cut := get("cut", 0)) is not int or abs(cut) > MAX_LARGE:
             return False
         return not files or (
             type(group := get("generation")) is int

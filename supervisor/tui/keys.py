@@ -225,9 +225,6 @@ KEYS: Final[tuple[KeyBinding, ...]] = (
         "logs",
         palette=True,
     ),
-    KeyBinding("log.mark", "m", "bookmark", "", "toggle a bookmark", "logs"),
-    KeyBinding("log.mark.next", "apostrophe", "to_bookmark(1)", "next bookmark", "next bookmark", "logs", palette=True),
-    KeyBinding("log.mark.previous", "quotation_mark", "to_bookmark(-1)", "", "previous bookmark", "logs"),
     KeyBinding(
         "log.include", "ampersand", "include", "keep", "filter: keep lines that match", "logs", 46, palette=True
     ),
@@ -267,9 +264,14 @@ KEYS: Final[tuple[KeyBinding, ...]] = (
     ),
     KeyBinding("log.time", "t", "time", "", "show or hide the time of arrival", "logs"),
     KeyBinding(
-        "log.save", "S", "save", "save", "save all lines of this log to a file; esc cancels", "logs", palette=True
+        "log.save",
+        "S",
+        "save",
+        "save",
+        "save this log, filtered and folded as shown; esc cancels",
+        "logs",
+        palette=True,
     ),
-    KeyBinding("log.pager", "o", "pager", "pager", "open all lines of this log in $PAGER", "logs", palette=True),
     KeyBinding("log.wrap", "w", "wrap", "wrap", "wrap long lines, or cut them", "logs", palette=True),
     KeyBinding("log.source", "number_sign", "source", "", "show or hide node and rank", "logs"),
     KeyBinding("incident.older", "left_square_bracket", "turn(-1)", "older", "previous incident", "incident", 30),
@@ -315,8 +317,6 @@ _SHOWN: Final = {
     "at": "@",
     "ampersand": "&",
     "backslash": "\\",
-    "apostrophe": "'",
-    "quotation_mark": '"',
     "comma": ",",
     "full_stop": ".",
     "asterisk": "*",

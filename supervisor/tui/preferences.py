@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from remote_agent.wire import JOB_NAME
 from supervisor import paths
 from supervisor.logs.selection import ALL, LEVELS, RecordFilter
-from supervisor.tui.logs import bookmarks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from supervisor.tui.logs.bookmarks import Bookmark
 
-# A file has a few hundred bytes, and about 60 for each bookmark.
+# A file has a few hundred bytes, and a few more for each mark.
 JOBS_KEPT: Final = 200
 MARKS_KEPT: Final = 4096
 LARGEST: Final = 256 * 1024
@@ -43,8 +41,6 @@ class Preferences:
     """The marked nodes, in the order in which they were marked."""
     ranks: list[int] = dataclasses.field(default_factory=list)
     """The marked ranks."""
-    bookmarks: list[Bookmark] = dataclasses.field(default_factory=list)
-    """Lines of the logs, in order of time."""
 
     def toggle_mark(self, node: str | None, rank: int | None) -> None:
         """Mark a rank or a node, or remove its mark."""
@@ -81,8 +77,7 @@ def _read(data: Mapping[str, object]) -> Preferences:
             value = _filter(value)
         if isinstance(value, list):
             kind = str if name == "nodes" else int
-            chosen = [one for one in value[:MARKS_KEPT] if type(one) is kind]
-            value = bookmarks.read(value) if name == "bookmarks" else chosen
+            value = [one for one in value[:MARKS_KEPT] if type(one) is kind]
         setattr(preferences, name, value)
     return preferences
 

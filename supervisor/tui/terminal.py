@@ -11,8 +11,6 @@ import base64
 import contextlib
 import locale
 import os
-import shlex
-import shutil
 import signal
 import sys
 import termios
@@ -53,17 +51,6 @@ class Remote(Protocol):
 
     def close(self) -> None:
         """End it."""
-
-
-def pager(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Return the command of the user's pager; raises LookupError with a hint if there is none."""
-    try:
-        command = shlex.split(environment.get("PAGER", "")) or ["less", "-R"]
-    except ValueError as error:
-        raise LookupError(f"PAGER: {error}") from error
-    if shutil.which(command[0]) is None:
-        raise LookupError(f"{command[0]} not found; set PAGER to another pager")
-    return command
 
 
 async def lend(app: App[Any], use: Callable[[Lent], Awaitable[None]]) -> None:

@@ -183,33 +183,6 @@ async def test_a_search_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest
         assert last[-1].data["hits"] == 0
 
 
-@pytest.mark.parametrize("way", [1, -1])
-async def test_from_a_time_on_or_back_parts_of_a_search_meet(way: int, tmp_path: Path) -> None:
-    """Of each part the answer says between which times no hit is missing; of many files, of blocks with many hits."""
-    for rank, count in enumerate((40, 3000, 0, 7)):
-        append(log(tmp_path, rank), b"hit\nhay\n" * count + b"hay\n")
-    async with opened(tmp_path, live=False) as store:
-
-        async def search(**query: Any) -> tuple[list[tuple[int, int, int]], dict[str, Any]]:
-            items = [item async for item in store.search("hit", **query)]
-            rows = [row for item in items for row in item.data["rows"]]
-            return [(row["t_ns"], row["rank"], row["line"]) for row in rows], items[-1].data
-
-        every, _ = await search()
-        assert len(every) == 3047
-        found: list[tuple[int, int, int]] = []
-        edge: int | None = 0 if way > 0 else 1 << 62
-        parts = 0
-        while edge is not None:
-            hits, reported = await search(way=way, limit=200, **{"since_ns" if way > 0 else "until_ns": edge})
-            assert len(hits) <= 200
-            edge = reported["until_ns" if way > 0 else "since_ns"]
-            found += [hit for hit in hits if edge is None or (hit[0] < edge if way > 0 else hit[0] >= edge)]
-            parts += 1
-        assert sorted(found) == sorted(every)
-        assert 15 < parts < 100
-
-
 SLOW = [
     r"a*a*a*a*\d", r"(a+)+\d", r"(a|aa)+\d", r"(a+)\1*\1*\d", r"a{0,63}a{0,63}a{0,63}a{0,63}\d",
     "a?" * 28 + "a" * 28 + r"\d",
@@ -234,27 +207,36 @@ LONG = 300_000
 
 
 @pytest.mark.parametrize(
-    ("line", "pattern", "column"),
+    ("line", "pattern", "is_hit"),
     [
-        # Over the end of a piece; an umlaut is one character.
-        (b"ae\xcc\x88".ljust(PIECE - 3) + b"needle".ljust(LONG), "needle", PIECE - 4),
-        (b"x" * (PIECE - 2) + b"nee\x1b[1mdle" + b"x" * LONG, "needle", PIECE - 2),
-        (b"x" * (PIECE - 2) + b"nee\x1b[1mdle" + b"x" * LONG, "NEEDLE|\\d", None),
-        (b"x" * PIECE + b"y" * LONG, "x$", None),
-        (b"x" * PIECE + b"y" * LONG, r"x\b", None),
-        (b"x" * PIECE + b" " * LONG, r"x\b", PIECE - 1),
-        (b"x" * LONG + b"yz", "yz$", LONG),
-        (b"x" * LONG + b"yz", "^yz", None),
-        (b"y" + b"x" * LONG, "yx*", 0),
-        (b"needle" + b" " * LONG + b"\rover\r", "needle", None),
-        (b"over" + b" " * LONG + b"\rneedle\r", "^needle$", -1),
+        # Over the end of a piece.
+        (b" " * (PIECE - 3) + b"needle".ljust(LONG), "needle", True),
+        (b"x" * (PIECE - 2) + b"nee\x1b[1mdle" + b"x" * LONG, "needle", True),
+        (b"x" * (PIECE - 2) + b"nee\x1b[1mdle" + b"x" * LONG, "NEEDLE|\\d", False),
+        (b"x" * PIECE + b"y" * LONG, "x$", False),
+        (b"x" * PIECE + b"y" * LONG, r"x\b", False),
+        (b"x" * PIECE + b" " * LONG, r"x\b", True),
+        (b"x" * LONG + b"yz", "yz$", True),
+        (b"x" * LONG + b"yz", "^yz", False),
+        (b"y" + b"x" * LONG, "yx*", True),
+        (b"needle" + b" " * LONG + b"\rover\r", "needle", False),
+        (b"over" + b" " * LONG + b"\rneedle\r", "^needle$", True),
     ],
 )
-async def test_all_of_a_long_line_is_searched(tmp_path: Path, line: bytes, pattern: str, column: int | None) -> None:
+async def test_all_of_a_long_line_is_searched(tmp_path: Path, line: bytes, pattern: str, is_hit: bool) -> None:
     append(log(tmp_path), b"first\n" + line + b"\nlast\n")
     async with opened(tmp_path, live=False) as store:
-        found = [row async for item in store.search(pattern) for row in item.data["rows"]]
-        assert [(row["line"], row.get("column", -1)) for row in found] == ([] if column is None else [(1, column)])
+        found = [row async for item in store.rows(pattern=pattern, past=True) for row in item.data.get("rows", ())]
+        assert [row["line"] for row in found] == [1] * is_hit
+
+
+@pytest.mark.parametrize("more", [100, LONG, 20 * 1024 * 1024])
+async def test_a_search_looks_at_what_a_screen_shows_of_a_long_line(tmp_path: Path, more: int) -> None:
+    append(log(tmp_path), b"first\n" + b"near".ljust(64 * 1024) + b"far" + b"x" * more + b"\nlast\n")
+    async with opened(tmp_path, live=False) as store:
+        for pattern, lines in (("near", [1]), ("far", []), ("near|last", [1, 2]), ("far|last", [2])):
+            found = [row async for item in store.search(pattern) for row in item.data["rows"]]
+            assert [row["line"] for row in found] == lines
 
 
 async def test_search_and_level_go_by_what_is_seen(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from supervisor import handlers
 from supervisor.cli import entry, main
 from supervisor.cli.output import Writer, write_json, write_ranks, write_table
 from supervisor.cli.report import put
-from supervisor.cli.whole_lines import WholeLines, line_of, lines_of, prefixed
+from supervisor.cli.whole_lines import WholeLines, prefixed
 from supervisor.errors import HostError, HostFailure, LaunchFailed, RequestFailed
 from supervisor.logs.fold import Folder
 from supervisor.logs.live import Chunk
@@ -30,6 +30,7 @@ from supervisor.nccl import Fabric
 from supervisor.preflight import probe
 from supervisor.report import report
 from supervisor.standard_streams import LinesForTerminal, safe_streams
+from supervisor.wording.log_lines import line_of, lines_of
 from tests.fast.test_fabric import facts
 from tests.hostile import ACTED_ON, HOSTILE, Screen, check_harmless, hostile_session, with_hostile_texts
 from tests.screens import recorded

@@ -19,12 +19,13 @@ from supervisor.cli import logs as printing
 from supervisor.cli import whole_lines
 from supervisor.cli.logs import parse_logs
 from supervisor.cli.output import Writer
-from supervisor.cli.whole_lines import LINE_LIMIT, LongLine, Piece, WholeLines, lines_of, prefixed
+from supervisor.cli.whole_lines import LINE_LIMIT, LongLine, Piece, WholeLines, prefixed
 from supervisor.logs.fold import Fold, Folder
 from supervisor.logs.live import Chunk
 from supervisor.logs.rows import LogLine
 from supervisor.logs.selection import StreamFilter
 from supervisor.session import Session
+from supervisor.wording.log_lines import lines_of
 from tests.examples import examples
 
 

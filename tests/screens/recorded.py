@@ -11,7 +11,6 @@ import datetime
 import heapq
 import json
 import re
-import sys
 from bisect import bisect_left
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
@@ -232,26 +231,15 @@ class RecordedSession:
         return Page(chosen, more, absent, clocks or Clocks(self), 0, *span)
 
     async def search(self, selection: Selection, **query: Any) -> AsyncGenerator[LogLine, None]:
-        """Rows that match, file by file; with a way by time, the nearest ones."""
+        """Rows that match, file by file."""
         await self._delay()
         pattern = re.compile(query["pattern"].encode(), re.IGNORECASE if query.get("ignore_case") else 0)
         every = [row for part in self._rows(selection) for row in part]
         passes = make_filter(selection.filter.include, selection.filter.exclude)
         every = [row for row in every if passes.keeps([row.text])]
-        rows = [row for row in every if pattern.search(row.text) and query.get("level") in (None, row.level)]
-        limit, way = query.get("limit") or len(rows), query.get("way") or 0
-        if way:
-            since_ns, until_ns = query.get("since_ns"), query.get("until_ns")
-            rows.sort(key=lambda row: way * row.t_ns)
-            rows = [row for row in rows if (since_ns or 0) <= row.t_ns < (until_ns or sys.maxsize)]
-            if len(rows) > limit:
-                edge_ns = rows[limit - 1].t_ns
-                rows = [row for row in rows if way * row.t_ns <= way * edge_ns]
-                limit = len(rows)
-                since_ns, until_ns = (edge_ns, until_ns) if way < 0 else (since_ns, edge_ns + 1)
-            query["note_span"](since_ns, until_ns)
-        for row in rows[:limit]:
-            yield row
+        for row in every:
+            if pattern.search(row.text) and query.get("level") in (None, row.level):
+                yield row
 
 
 def load(name: str) -> RecordedSession:

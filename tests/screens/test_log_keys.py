@@ -1,4 +1,4 @@
-"""The keys of the log screen: ways to a line, wrapped lines, bookmarks, and what is taken out of the log."""
+"""The keys of the log screen: ways to a line, wrapped lines, a whole record, and a log in a file."""
 
 from __future__ import annotations
 
@@ -11,44 +11,34 @@ from typing import Any
 
 import pytest
 from rich.cells import cell_len
+from textual.pilot import Pilot
 from textual.widgets import Input
 
-from remote_agent.wire import Answer
 from supervisor.errors import Unreachable
 from supervisor.logs.merge import Page
-from supervisor.logs.rows import LogLine
 from supervisor.logs.selection import Selection
-from supervisor.recording.player import Player
-from supervisor.recording.reading import load
-from supervisor.tui import terminal
 from supervisor.tui.app import SupervisorApp
-from supervisor.tui.logs import ansi
 from supervisor.tui.logs.feeds import Jump, RankFeed
-from supervisor.tui.replay import ReplayApp
 from supervisor.tui.rows.spans import fold_row
 from supervisor.tui.rows.spans import text_of as plain_text
-from supervisor.tui.screens.logs import export
-from supervisor.tui.screens.logs.export import Export, LineFormat
+from supervisor.tui.screens.logs import record, save
+from supervisor.tui.screens.logs.screen import LogsScreen
 from supervisor.tui.screens.logs.search import read_time
-from supervisor.tui.shell import Target
 from supervisor.wording import values
-from tests.hostile import HOSTILE, check_harmless
-from tests.screens import recordings
 from tests.screens.logs import (
-    ALL,
     BEGIN,
     FILE,
     SECOND,
     answer,
     body,
-    cluster_of,
     led_to,
     log_of,
     numbered,
     open_stdout,
     see,
+    stepping,
 )
-from tests.screens.screens import press, running, running_app, settle, text_of, type_key, until
+from tests.screens.screens import playing, press, running, settle, text_of, type_key, until
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 7, 80])
@@ -183,37 +173,6 @@ async def test_the_scroll_bar_shows_the_position_in_the_whole_log(keys: tuple[st
             await until(app, pilot, lambda share=share: thumb(app) == share)  # type: ignore[misc]
 
 
-async def test_bookmarks_are_there_at_the_next_look() -> None:
-    session = numbered(3000)
-    session.write(("n2", 0, 2, "stdout"), *(b"other %d" % number for number in range(3)), t_ns=BEGIN + 500 * SECOND)
-    async with running(session) as (app, pilot):
-        log = await open_stdout(app, pilot)
-        assert "no bookmark" in await press(app, pilot, "'")
-        for line in (2000, 1000):
-            await answer(app, pilot, "ctrl+g", str(line))
-            before = body(app)
-            await press(app, pilot, "m")
-            assert [row.replace("◆", " ") for row in body(app)] == before, "nothing has moved"
-        assert any("◆line 000999" in row for row in body(app))
-        assert log.pointer is not None
-        for key, line in (("'", 1999), ("'", 999), ('"', 1999), ('"', 999)):
-            await press(app, pilot, key)
-            await led_to(app, pilot, line)
-            assert [row for row in body(app) if row.startswith("▸") and f"◆line {line:06d}" in row]
-    async with running(session) as (app, pilot):
-        await press(app, pilot, "4", "'")
-        log = log_of(app)
-        for line in (999, 1999):
-            await led_to(app, pilot, line)
-            assert f"line {line:06d}" in text_of(app)
-            await press(app, pilot, "'")
-        await settle(app, pilot)
-        await press(app, pilot, "m")
-        assert [mark.line for mark in app.preferences.bookmarks] == [1999]
-        app.open_log(Target("n2", 2))
-        assert "no bookmark" in await press(app, pilot, "'")
-
-
 async def test_keys_lead_from_error_to_error() -> None:
     session = numbered(2000)
     for at in (300, 900):
@@ -269,7 +228,7 @@ async def test_a_record_longer_than_a_page_is_shown_whole() -> None:
     await row.seek(Jump(session.files[FILE][150].t_ns), 3)
     inner = row.row(150)
     assert inner is not None
-    found = await export.fetch_record(session, inner)
+    found = await record.fetch_record(session, inner)
     assert found.text.splitlines()[::201] == ["Traceback (most recent call last):", "KeyError: 1"]
     assert found.facts[0].startswith("lines 11 to 212 of generation_0/rank_0/stdout.log")
     async with running(session) as (app, pilot):
@@ -280,77 +239,58 @@ async def test_a_record_longer_than_a_page_is_shown_whole() -> None:
         assert "line 000000" in text
 
 
-@pytest.mark.parametrize("keys", [("4", "z"), ("3", "enter", "s")], ids=["folded", "one stream"])
-async def test_all_lines_are_saved_and_no_file_is_written_over(
-    keys: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+async def saved(app: SupervisorApp, pilot: Pilot[int], path: Path) -> list[str]:
+    """Save the log in this file, and return its lines once that is done."""
+    await answer_with(app, pilot, "S", path)
+    screen = app.screen
+    assert isinstance(screen, LogsScreen)
+    await until(app, pilot, lambda: path.exists() and not screen.save.title_parts())
+    return path.read_text().splitlines()
+
+
+async def answer_with(app: SupervisorApp, pilot: Pilot[int], key: str, path: Path) -> str:
+    """Give a file name to the question of a key, or to the one that is open."""
+    await press(app, pilot, *key)
+    app.screen.query_one(Input).value = str(path)
+    return await press(app, pilot, "enter")
+
+
+async def test_all_lines_of_the_log_are_saved_as_they_are_shown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(export, "ROWS", 64)
+    monkeypatch.setattr(save, "ROWS", 64)
     session = numbered(300)
-    session.files[FILE][7].text = b"\x1b[31mred\x1b[0m and \x1b]0;title\x07 1%\r2%"
     session.write(("n1", 0, 0, "stderr"), *(b"warning %d" % number for number in range(30)), t_ns=BEGIN)
+    own = [f"n1:0| {line.text.decode()}" for line in session.files[FILE]]
     async with running(session) as (app, pilot):
-        await press(app, pilot, *keys, "pageup", "#", "t")
+        await press(app, pilot, "4", "pageup", "#", "t")
         before = body(app)
-        await press(app, pilot, "S", "enter")
-        await until(app, pilot, lambda: "saved" in text_of(app))
-        (path,) = tmp_path.glob("*.log")
-        lines = path.read_text().splitlines()
-        wanted = [line.text.decode() for line in session.files[FILE]]
-        wanted[7] = "2%"
-        own = [line.rpartition("| ")[2] for line in lines if "warning" not in line]
-        assert own == wanted
-        assert sum("warning" in line for line in lines) == (0 if "s" in keys else 30)
+        lines = await saved(app, pilot, tmp_path / "all")
+        assert [line for line in lines if "warning" not in line] == own
+        assert len(lines) == 330
         assert body(app)[:9] == before[:9]
-        assert re.search(r" save to \S", await press(app, pilot, "S"))
-        field = app.screen.query_one(Input)
-        assert field.value == str(path).replace(".log", "-2.log")
-        field.value = str(path)
-        assert "exists already" in await press(app, pilot, "enter")
-        field.value = str(tmp_path / "none" / "x.log")
-        assert "No such file" in await press(app, pilot, "enter")
-        assert path.read_text().splitlines() == lines
-
-
-async def test_lines_of_any_length_are_saved_whole(tmp_path: Path) -> None:
-    long = "".join(f"\x1b[3{number % 8}m漢字 {number:06d} " for number in range(80_000))
-    async with cluster_of(tmp_path, 2) as (cluster, [first, second]):
-        await first.written(0, f"short\n{long}\nlast\n".encode())
-        await second.written(1, b"x" * 100_000 + b"\n")
-        ask = cluster.log
-
-        async def log(node: str, op: str, args: Any) -> Answer:
-            if node == "n2":
-                raise Unreachable("n2: no link")
-            return await ask(node, op, args)
-
-        cluster.log = log  # type: ignore[method-assign]
-        saved = Export(cluster.source, ALL, None, LineFormat(time=False, source=True))
-        with (tmp_path / "saved").open("wb") as file:
-            await saved.write(file)
-        lines = (tmp_path / "saved").read_text().split("\n")
-        wanted = re.sub(r"\x1b\[\d+m", "", long)
-        assert lines == ["n1:0| short", f"n1:0| {wanted}", "n1:0| last", f"n2:1| {'x' * 65536}… +34.5 kB", ""]
-        assert (saved.lines, saved.absent) == (4, {"n2"})
-
-
-async def test_of_a_filtered_log_only_what_it_keeps_is_saved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(export, "ROWS", 4)
-    async with running(numbered(300)) as (app, pilot):
-        await press(app, pilot, "3", "enter", "s")
+        assert (tmp_path / "all").stat().st_mode & 0o777 == 0o600
         await answer(app, pilot, "&", "line 0001[0-9]7")
-        await press(app, pilot, "S", "enter")
-        (path,) = tmp_path.glob("*.log")
-        numbers = re.findall(r"line (\d+)", path.read_text())
-        assert numbers == [f"0001{number}7" for number in range(10)]
+        assert await saved(app, pilot, tmp_path / "kept") == own[107:200:10]
+        await press(app, pilot, "escape", "3", "enter", "s")
+        assert await saved(app, pilot, tmp_path / "one") == own
 
 
-async def test_saving_says_how_far_it_is_and_can_be_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(export, "ROWS", 64)
+async def test_a_folded_log_is_saved_folded(tmp_path: Path) -> None:
+    async with running(stepping(40, 3)) as (app, pilot):
+        await press(app, pilot, "4", "z")
+        alike, odd = "[0-36,38-39]~| step {} loss=1.0", "n2:37| step {} loss=nan"
+        wanted = [line.format(number) for number in range(3) for line in (alike, odd)]
+        assert await saved(app, pilot, tmp_path / "folded") == wanted
+
+
+async def test_a_file_is_new_and_whole_or_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(save, "ROWS", 64)
 
     async def gone(*_args: object, **_more: object) -> Page:
         raise Unreachable("n1: no link")
 
-    session = numbered(1000)
+    session, path = numbered(1000), tmp_path / "log"
     async with running(session) as (app, pilot):
         await press(app, pilot, "4")
         merged = session.merged
@@ -361,50 +301,51 @@ async def test_saving_says_how_far_it_is_and_can_be_ended(monkeypatch: pytest.Mo
             return await merged(selection, count, **bounds)
 
         session.merged = some  # type: ignore[method-assign]
-        await press(app, pilot, "S", "enter")
+        assert re.search(r" save to \S+-all-stdout-stderr.log", await press(app, pilot, "S"))
+        app.screen.query_one(Input).value = str(path)
+        await press(app, pilot, "enter")
         await until(app, pilot, lambda: "320 lines saved, esc cancels" in text_of(app))
-        assert "one at a time" in await press(app, pilot, "o")
+        assert "a log is being saved" in await press(app, pilot, "S")
         type_key(app, "escape")
-        await until(app, pilot, lambda: not list(tmp_path.glob("*.log")))
-        text = await settle(app, pilot)
-        assert "lines saved, esc" not in text
-        assert "one at a time" not in text
+        await until(app, pilot, lambda: not path.exists())
+        assert "lines saved, esc" not in await settle(app, pilot)
         assert app.current_mode == "logs"
         session.merged = gone  # type: ignore[method-assign]
-        text = await press(app, pilot, "S", "enter")
-        assert "written:" in text
-        assert "no link" in text
-        assert not list(tmp_path.glob("*.log"))
+        await answer_with(app, pilot, "S", path)
+        await until(app, pilot, lambda: "no link" in text_of(app) and not path.exists())
+        path.write_text("mine")
+        assert "exists already" in await answer_with(app, pilot, "S", path)
+        assert "No such file" in await answer_with(app, pilot, "", tmp_path / "none" / "x")
+        assert path.read_text() == "mine"
 
 
-def test_a_name_in_an_exported_line_is_text() -> None:
-    row = LogLine(f"n1{HOSTILE}", 0, 3, "stdout", 0, 0, 5, None, b"owned\x1b]0;x\x07")
-    check_harmless(LineFormat(time=False, source=True, colour=True).line(row).decode().removesuffix("\n"))
+async def test_long_lines_and_lost_nodes_are_named(tmp_path: Path) -> None:
+    session = numbered(2)
+    session.hosts["n2"].state = "lost"
+    session.write(FILE, b"x" * 70_000)
+    merged = session.merged
+
+    async def clipped(selection: Selection, count: int, **bounds: Any) -> Page:
+        page = await merged(selection, count, **bounds)
+        rows = [row._replace(text=row.text[:9], cut=len(row.text) - 9) if row.line == 2 else row for row in page.rows]
+        return page._replace(rows=rows)
+
+    session.merged = clipped  # type: ignore[method-assign]
+    async with running(session) as (app, pilot):
+        await press(app, pilot, "4")
+        assert (await saved(app, pilot, tmp_path / "log"))[2] == "n1:0| xxxxxxxxx… +70.0 kB"
+        await until(app, pilot, lambda: "missing" in text_of(app))
 
 
-def test_a_pager_that_there_is_not() -> None:
-    for program, said in (("no-such-pager -x", "no-such-pager not found"), ("less '", "PAGER: No closing quotation")):
-        with pytest.raises(LookupError, match=said):
-            terminal.pager({"PAGER": program})
-    assert terminal.pager({"PAGER": "sh -c 'x y'"}) == ["sh", "-c", "x y"]
-    assert ansi.coloured(b"a\x1b[31mred\x1b[2J\x1b[>4;2m\x08") == "a\x1b[31mred\\x1b[2J\\x1b[>4;2m\\x08\x1b[m"
-
-
-async def test_the_keys_of_a_log_in_a_replay(tmp_path: Path) -> None:
-    recording = load(recordings.write(tmp_path / "job.rec"))
-    player = Player(recording, recording.end_ns, paused=True)
-    app = ReplayApp(player)
-    async with running_app(app, (100, 30)) as pilot:
+async def test_a_time_a_record_and_a_file_of_a_job_that_is_over(tmp_path: Path) -> None:
+    async with playing("failed_4x2", (100, 30)) as (app, pilot, _):
         await press(app, pilot, "4")
         log = log_of(app)
         row = log.feed.row(log.feed.count - 1) if log.feed is not None else None
         assert row is not None
         await answer(app, pilot, "@", values.clock_ns(row.t_ns))
         await until(app, pilot, lambda: log.pointer == row.key)
-        await press(app, pilot, "m", "G", "'")
-        assert log.pointer == row.key
         assert "arrived 20" in await press(app, pilot, "enter")
-        await press(app, pilot, "escape", "S", "enter")
-        (path,) = tmp_path.glob("*.log")
-        assert ansi.plain(row.text) in path.read_text()
-        assert "cannot run a pager" in await press(app, pilot, "o")
+        await press(app, pilot, "escape")
+        lines = await saved(app, pilot, tmp_path / "log")
+        assert any(line.endswith(f"| {row.text.decode()}") for line in lines)

@@ -13,10 +13,9 @@ from supervisor.logs.merge import Page
 from supervisor.logs.search import search
 from supervisor.logs.selection import RecordFilter, Selection
 from supervisor.tui.logs import finder, folded, merged
-from supervisor.tui.logs.finder import Finder, Hit
+from supervisor.tui.logs.finder import Finder
 from supervisor.tui.logs.folded import FoldedFeed
 from supervisor.tui.logs.merged import MergedFeed
-from supervisor.tui.logs.row import LineKey
 from supervisor.tui.rows.incident import LogPlace
 from supervisor.tui.shell import Target
 from supervisor.tui.widgets.virtual_log import NONE_PASSES
@@ -243,7 +242,6 @@ def rich(count: int = 2000) -> RecordedSession:
 
 async def test_no_key_makes_new_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finder, "HITS_KEPT", 20)
-    monkeypatch.setattr(finder, "HITS_MORE", 10)
     session = rich()
     async with running(session) as (app, pilot):
         await press(app, pilot, "4")
@@ -320,45 +318,46 @@ async def test_a_search_goes_on_without_a_node_that_is_lost(tmp_path: Path, monk
         assert rows == ["n2"]
 
 
-async def test_no_hit_of_many_files_is_passed_over_or_comes_twice(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(finder, "HITS_KEPT", 40)
-    monkeypatch.setattr(finder, "HITS_MORE", 12)
+async def test_a_search_ends_with_as_many_hits_as_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finder, "HITS_KEPT", 20)
+    monkeypatch.setattr(finder, "LOOK_EVERY", 0.05)
+    session = with_needles(2000, *range(5, 2000, 40))
+    async with running(session) as (app, pilot):
+        assert "hit 20 of 20+" in await press(app, pilot, "4", "slash", *"needle", "enter")
+        assert log_of(app).pointer == (0, 0, "stdout", 765)
+        assert "hit 1 of 20+" in await press(app, pilot, "n")
+        session.write(FILE, b"another needle")
+        assert "hit 2 of 20+" in await press(app, pilot, "n")
+
+
+async def test_hits_of_many_files_come_by_time_and_once(tmp_path: Path) -> None:
     async with cluster_of(tmp_path, 2) as (cluster, nodes):
         cluster.offsets_ms = {"n1": 700.0, "n2": -300.0}
         for part in range(3):
             for rank, node in enumerate((*nodes, *nodes)):
                 await node.written(rank, b"needle\nhay\n" * (rank * 7 + part + 1))
-        every = sorted(
-            [(row.t_ns, (row.generation, row.rank, row.stream, row.line))
-             async for row in search(cluster.session, ALL, pattern="needle")]
-        )  # fmt: skip
         found = Finder(cluster.source, ALL, "needle")
-        await found.search(lambda: None, near_ns=every[30][0])
+        await found.search(lambda: None)
+        await found.search(lambda: None)
+        assert len(found.hits) == len({key for _, key in found.hits}) == sum(3 * rank * 7 + 6 for rank in range(4))
+        assert found.hits == sorted(found.hits)
+        at, seen = found.hits[30], []
+        for _ in found.hits:
+            step = found.step(1, at, at[1])
+            assert step is not None
+            at = step
+            seen.append(at)
+        assert sorted(seen) == found.hits
+        assert found.step(-1, None, None) == found.hits[-1]
+        assert found.step(1, found.hits[60], None) == found.hits[60]
+        assert found.step(-1, found.hits[12], None) == found.hits[11]
 
-        async def step(way: int, place: Hit | None, pointer: LineKey | None) -> Hit | None:
-            return found.step(way, place, pointer) or await found.go_on(way, place, pointer)
 
-        at = await step(1, every[30], None)
-        for way, count in ((1, len(every)), (-1, len(every) + 30)):
-            for _ in range(count):
-                assert at is not None, found.problem
-                following = every[(every.index(at) + way) % len(every)]
-                at = await step(way, at, at[1])
-                assert at == following
-        assert await step(-1, None, None) == every[-1]
-        assert await step(1, every[60], None) == every[60]
-        assert await step(-1, every[12], None) == every[11]
-
-
-async def test_steps_that_are_typed_ahead_are_all_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finder, "HITS_KEPT", 20)
-    monkeypatch.setattr(finder, "HITS_MORE", 10)
+async def test_steps_that_are_typed_ahead_are_all_taken() -> None:
     session = with_needles(2000, *range(5, 2000, 40))
     async with running(session, (100, 24)) as (app, pilot):
         text = await press(app, pilot, "4", "slash", *"needle", "enter")
-        assert "hit 10 of the last 10" in text, "who follows is nearest to the newest"
+        assert "hit 50 of 50" in text, "who follows is nearest to the newest"
         log = log_of(app)
         session.latency_s = 0.02
         for keys, line in (("gnnn", 85), ("NNNN", 1925), ("GNNN", 1885), ("n" * 25, 885)):

@@ -12,7 +12,6 @@ from typing import Final
 from rich.color import Color
 from rich.style import Style
 
-from remote_agent.text.controls import escape_all_but_colours
 from remote_agent.text.patterns import TooLong, within
 from remote_agent.text.rows import ESCAPE
 from supervisor.tui.rows.spans import Row, Span, clean, crop_row, row_width, text_of
@@ -20,8 +19,6 @@ from supervisor.tui.rows.spans import Row, Span, clean, crop_row, row_width, tex
 # A row longer than this is cut here; its detail shows all that the agent sent.
 MAX_CELLS: Final = 4096
 TAB: Final = 8
-# The longest escape code in a log, in bytes.
-_LONGEST: Final = 256
 # A row is not highlighted if the pattern takes longer on it: the screen must stay responsive.
 HIGHLIGHT_S: Final = 0.02
 
@@ -58,22 +55,6 @@ def last_state(text: str) -> str:
 def plain(raw: bytes) -> str:
     """Return all of a line as plain text, for the detail view and the clipboard."""
     return clean(_expand(_ESCAPES.sub("", last_state(decode(raw)))))
-
-
-def coloured(raw: bytes) -> str:
-    """Return all of a line as text with its colours; other control sequences are shown as text."""
-    text = escape_all_but_colours(_expand(last_state(decode(raw)).replace("\n", " ")))
-    return f"{text}\x1b[m" if "\x1b" in text else text
-
-
-def parted(raw: bytes) -> int:
-    """Return where a line can be split: not inside a character or an escape code."""
-    at = raw.rfind(b"\x1b", -_LONGEST)
-    if at >= 0:
-        return at
-    # The bytes of a character behind its first one begin with the bits 10.
-    first = next((back for back in range(1, min(4, len(raw)) + 1) if raw[-back] & 0xC0 != 0x80), 0)
-    return len(raw) - first if first and raw[-first] >= 0xC0 else len(raw)
 
 
 # The cache holds the rows of a few screens; a row may have 64 KiB.

@@ -9,8 +9,6 @@ import dataclasses
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from supervisor.logs.fold import Fold
     from supervisor.logs.rows import LogLine
 
@@ -48,10 +46,6 @@ class LogRow:
         return self.key == key or (
             key is not None and self.fold is not None and any(row.key == key for row in self.fold.rows)
         )
-
-    def is_any_of(self, keys: Collection[LineKey]) -> bool:
-        """Return whether it is one of these lines, or stands for one."""
-        return self.key in keys or (self.fold is not None and any(row.key in keys for row in self.fold.rows))
 
     @property
     def key(self) -> LineKey:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from textual.selection import Selection
 
-    from supervisor.tui.logs.row import LineKey, LogRow
+    from supervisor.tui.logs.row import LogRow
 
 SIDE_STEP: Final = 16
 NONE_PASSES: Final = "no line passes the filter; backspace removes the last filter"
@@ -49,8 +49,6 @@ class VirtualLog(FeedView):
     def __init__(self, *, title: str = "", id: str | None = None, every_s: float = 0.0) -> None:  # noqa: A002
         super().__init__(title=title, id=id, every_s=every_s)
         self.left = 0
-        self.marks: frozenset[LineKey] = frozenset()
-        """Lines that have a bookmark."""
         self.pattern: re.Pattern[str] | None = None
         """The pattern that is highlighted."""
         self.show_time = True
@@ -60,11 +58,6 @@ class VirtualLog(FeedView):
         self.waiting_text = "waiting for output"
 
     # --- what is shown
-
-    def show_marks(self, marks: frozenset[LineKey]) -> None:
-        """Show these bookmarks."""
-        self.marks = marks
-        self.redraw()
 
     def line_at(self, index: int) -> tuple[Row, str]:
         """Return one line; a placeholder while it is not loaded."""
@@ -112,15 +105,13 @@ class VirtualLog(FeedView):
         return spans
 
     def _prefix(self, row: LogRow) -> Row:
-        # Pointer and bookmark have their own columns: a line may have both.
         spans: list[Span] = [(self.glyphs.pointer if row.is_at(self.pointer) else " ", "mark")]
         if self.show_time:
             spans.append((values.clock_ns(row.shown_ns) + " ", "time"))
         if self.show_source:
             spans.append((fit(row.who or f"{row.node} r{row.rank}", self.source_width, self.glyphs.more) + " ", "tag"))
         letter, role = {"error": ("E", "log-error"), "warn": ("W", "log-warn")}.get(row.level, (" ", ""))
-        mark = self.glyphs.mark if self.marks and row.is_any_of(self.marks) else " "
-        return (*spans, (letter, role), (mark, "mark"))
+        return (*spans, (letter, role), (" ", ""))
 
     # --- moving
 
@@ -140,7 +131,7 @@ class VirtualLog(FeedView):
             self.post_message(self.Changed())
 
     def point_to(self, y: int) -> None:
-        """Point to the line on a row of the widget, to copy, open or bookmark it."""
+        """Point to the line on a row of the widget, to copy or open it."""
         places = self.places()
         y -= self.size.height - self.body_height
         row = self.feed.row(places[y][0]) if self.feed is not None and 0 <= y < len(places) else None

@@ -127,4 +127,4 @@ class LogFilter:
         if not follows:
             view.jump_to_key(t_ns, key, clocks=clocks)
         if finder is not None:
-            self._search.repeat(finder, None if t_ns == LATEST_NS else t_ns, clocks)
+            self._search.repeat(finder, clocks)

@@ -9,19 +9,23 @@ from typing import TYPE_CHECKING, Final
 
 from textual import on
 
+from remote_agent.text.names import count
+from supervisor.tui.dialogs.base import TextDialog
 from supervisor.tui.logs import ansi
 from supervisor.tui.logs.feeds import BOTH
 from supervisor.tui.rows.spans import width_of
 from supervisor.tui.rows.tables import fit_parts, name_width
 from supervisor.tui.screens.base import LiveScreen
-from supervisor.tui.screens.logs.export import LogExport
 from supervisor.tui.screens.logs.filter import Chips, LogFilter
+from supervisor.tui.screens.logs.record import RecordDialog
+from supervisor.tui.screens.logs.save import LogSave
 from supervisor.tui.screens.logs.search import LogSearch
 from supervisor.tui.screens.logs.shown import ShownLog
 from supervisor.tui.shell import Target
 from supervisor.tui.widgets.ask import Ask
 from supervisor.tui.widgets.lines import HEADING
 from supervisor.tui.widgets.virtual_log import VirtualLog
+from supervisor.wording import values
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -62,13 +66,11 @@ class LogsScreen(LiveScreen):
         self.action_find, self.action_hit = search.action_find, search.action_hit
         self.action_errors, self.action_traceback = search.action_errors, search.action_traceback
         self.action_at, self.action_line = search.action_at, search.action_line
-        self.action_bookmark, self.action_to_bookmark = search.action_bookmark, search.action_to_bookmark
         self.filter = chosen = LogFilter(shell, shown, search, ask)
         self.action_include, self.action_exclude = chosen.action_include, chosen.action_exclude
         self.action_level, self.action_wider = chosen.action_level, chosen.action_wider
-        self.export = export = LogExport(shell, shown, ask, self._show_title)
-        self.action_detail, self.action_save = export.action_detail, export.action_save
-        self.action_pager = export.action_pager
+        self.save = save = LogSave(shell, shown, ask, self._show_title)
+        self.action_save = save.action_save
 
     @property
     def view(self) -> VirtualLog:
@@ -126,7 +128,7 @@ class LogsScreen(LiveScreen):
         view.heading = self.shown.heading()
         room = self.size.width - min(HEADING, width_of(view.heading)) - 7
         parts = self.shown.title_parts()
-        parts = [*self.export.title_parts(), *self.search.title_parts(room, parts), *parts]
+        parts = [*self.save.title_parts(), *self.search.title_parts(room, parts), *parts]
         view.note = fit_parts([part for part in parts if part[1]], room, view.glyphs.more)
         view.redraw()
 
@@ -152,13 +154,23 @@ class LogsScreen(LiveScreen):
             self.view.point_to(event.y)
 
     def action_back(self) -> None:
-        """Cancel an export, end a search, switch the filter off; then go back."""
-        if self.export.cancel() or self.search.end():
+        """Stop saving, end a search, switch the filter off; then go back."""
+        if self.save.cancel() or self.search.end():
             self._show_title()
         elif self.shown.filter:
             self.action_filter()
         else:
             super().action_back()
+
+    def action_detail(self) -> None:
+        """Show the whole record of the line that is read."""
+        row = self.shown.row_read()
+        if row is not None and row.fold is not None:
+            lines = (f"{each.node} r{each.rank}  {ansi.plain(each.text)}" for each in row.fold.rows)
+            title = f"{count(len(row.fold.records), 'rank')} alike  {values.clock_ns(row.t_ns)}"
+            self.shell.push_screen(TextDialog(title, "\n".join(lines)))
+        elif row is not None:
+            self.shell.push_screen(RecordDialog(self.shell.source, row))
 
     def action_filter(self) -> None:
         """Switch the filter off, or on again."""

@@ -1,4 +1,4 @@
-"""Jumps to a line of the log: hits of a search, errors, tracebacks, a time, a line number, bookmarks.
+"""Jumps to a line of the log: hits of a search, errors, tracebacks, a time, a line number.
 
 In: what the user types, such as `14:03` or `-5m`; hits that the agents send. Out: the view at that line.
 """
@@ -11,8 +11,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from supervisor.tui import times
-from supervisor.tui.logs import bookmarks
-from supervisor.tui.logs.finder import BEGIN, Finder
+from supervisor.tui.logs.finder import Finder
 from supervisor.tui.logs.merged import LATEST_NS
 from supervisor.tui.rows.spans import clean, fit, row_width, width_of
 from supervisor.wording import values
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from supervisor.logs.rows import Clocks
-    from supervisor.tui.logs.finder import Hit
-    from supervisor.tui.logs.row import LineKey
     from supervisor.tui.rows.spans import Row
     from supervisor.tui.screens.logs.shown import ShownLog
     from supervisor.tui.shell import Shell
@@ -114,7 +111,6 @@ class LogSearch:
         self.finder, self._steps = None, ()
         view.pattern = None
         view.workers.cancel_group(view, "find")
-        self._show_bookmarks()
         return was_searching
 
     def action_find(self) -> None:
@@ -149,12 +145,12 @@ class LogSearch:
             finder = self._finder(text, level, name, feed.clocks)
         except ValueError as error:
             return str(error)
-        self._begin(finder, direction, self._shown.time_read())
+        self._begin(finder, direction)
         return ""
 
-    def repeat(self, finder: Finder, near_ns: int | None, clocks: Clocks | None) -> None:
+    def repeat(self, finder: Finder, clocks: Clocks | None) -> None:
         """Search for the same in the log that is shown now, without a jump."""
-        self._begin(self._finder(finder.text, finder.level, finder.name, clocks), 0, near_ns)
+        self._begin(self._finder(finder.text, finder.level, finder.name, clocks), 0)
 
     def _finder(self, text: str, level: str | None, name: str, clocks: Clocks | None) -> Finder:
         feed = self._view.feed
@@ -162,10 +158,10 @@ class LogSearch:
         only = feed.file[2] if feed.file is not None else None
         return Finder(self._shell.source, feed.selection, text, level, only, name, clocks)
 
-    def _begin(self, finder: Finder, direction: int, near_ns: int | None) -> None:
+    def _begin(self, finder: Finder, direction: int) -> None:
         self.finder, self._steps = finder, ()
         self._view.pattern = finder.pattern
-        work = functools.partial(finder.run, lambda: self._found(finder, direction), near_ns)
+        work = functools.partial(finder.run, lambda: self._found(finder, direction))
         # A coroutine object instead of a function would never be awaited if the next search cancelled the worker.
         self._view.run_worker(work, group="find", exclusive=True)  # type: ignore[arg-type]
         self._show_title()
@@ -176,10 +172,9 @@ class LogSearch:
             return
         # Only the hits of the first look move the view.
         if finder.current < 0 and not finder.running and finder.looks == 1:
-            has_hits = bool(finder.hits) or finder.known_span is not None
-            if direction and has_hits:
+            if direction and finder.hits:
                 self._steps, self._end_moves = (direction, *self._steps), self._view.end_moves
-            elif has_hits:
+            elif finder.hits:
                 finder.stand_at(self._view.pointer)
         if not finder.running:
             self.take_steps()
@@ -197,8 +192,6 @@ class LogSearch:
         """Take the steps that were typed, as far as their start and their hit are known."""
         view, finder = self._view, self.finder
         while self._steps and self._end_moves == view.end_moves and finder is not None:
-            if finder.running and finder.known_span is not None:
-                return
             row = None if view.follow else self._shown.row_read()
             is_here = not view.moved_since_jump or (row is not None and row.is_at(view.pointer))
             place, pointer = (row.t_ns, row.key) if row is not None else None, view.pointer if is_here else None
@@ -207,29 +200,10 @@ class LogSearch:
             hit = finder.step(self._steps[0], place, pointer)
             if hit is None and finder.running:
                 return
-            direction, self._steps = self._steps[0], self._steps[1:]
+            self._steps = self._steps[1:]
             if hit is not None:
-                self._go_to_hit(finder, hit)
-            elif finder.known_span is not None:
-                finder.begin_more()
-                self._view.run_worker(functools.partial(self._go_on, finder, direction, place, pointer), group="find")  # type: ignore[arg-type]
-
-    async def _go_on(self, finder: Finder, direction: int, place: Hit | None, pointer: LineKey | None) -> None:
-        end_moves = self._view.end_moves
-        hit = await finder.go_on(direction, place, pointer)
-        if finder is not self.finder or not self._shell.is_running:
-            return
-        if hit is None:
-            self._steps = ()
-        elif end_moves == self._view.end_moves:
-            self._go_to_hit(finder, hit)
-        self.take_steps()
-        self._show_title()
-
-    def _go_to_hit(self, finder: Finder, hit: Hit) -> None:
-        t_ns, key = hit
-        self._view.jump_to_key(t_ns, key, finder.clocks)
-        self._show_title()
+                view.jump_to_key(*hit, finder.clocks)
+                self._show_title()
 
     # --- a time, a line number
 
@@ -263,31 +237,3 @@ class LogSearch:
         key = (*feed.file, int(number) - 1)
         self._view.jump(feed.index_of(key) or 0, key)
         return ""
-
-    # --- bookmarks
-
-    def action_bookmark(self) -> None:
-        """Bookmark the line that is read, or remove its bookmark."""
-        row = self._shown.row_read()
-        if row is not None:
-            preferences = self._shell.preferences
-            preferences.bookmarks = bookmarks.toggled(preferences.bookmarks, row)
-            self._show_bookmarks()
-
-    def _show_bookmarks(self) -> None:
-        self._view.show_marks(frozenset(mark.key for mark in self._shell.preferences.bookmarks))
-
-    def action_to_bookmark(self, direction: int) -> None:
-        """Go to the next or previous bookmark in this log."""
-        feed = self._view.feed
-        if feed is None:
-            return
-        marks = [mark for mark in self._shell.preferences.bookmarks if mark.is_in(feed.selection)]
-        if feed.file is not None:
-            marks = [mark for mark in marks if mark.stream == feed.file[2]]
-        t_ns, key = self._shown.line_read()
-        mark = bookmarks.neighbour(marks, (t_ns, key or BEGIN[1]), direction)
-        if mark is None:
-            self._shell.say("no bookmark in this log; m sets one")
-        else:
-            self._view.jump_to_key(mark.t_ns, mark.key)

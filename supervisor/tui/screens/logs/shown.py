@@ -213,8 +213,3 @@ class ShownLog:
         if row is None:
             return wanted or (LATEST_NS, None)
         return wanted if wanted is not None and row.is_at(self.view.pointer) else (row.t_ns, row.key)
-
-    def time_read(self) -> int | None:
-        """Return when the first line in view arrived; None while following."""
-        first = next(iter(self.view.rows_here()), None)
-        return first.t_ns if first is not None and not self.view.follow else None
