@@ -55,13 +55,13 @@ class JobRequests:
             "job_files": self.job_files,
             "nccl": self.nccl,
             "series": kept.answer,
-            "log_list": lambda args: self.logs.list(),
-            "log_read": lambda args: self.logs.read(**args),
-            "log_window": lambda args: self.logs.window(**args),
-            "log_merged": lambda args: self.logs.merged(**args),
-            "log_follow": lambda args: self.logs.follow(**args),
-            "log_rows": lambda args: self.logs.rows(**args),
-            "log_search": lambda args: self.logs.search(**args),
+            "log_list": _takes(logs.list),
+            "log_read": _takes(logs.read),
+            "log_window": _takes(logs.window),
+            "log_merged": _takes(logs.merged),
+            "log_follow": _takes(logs.follow),
+            "log_rows": _takes(logs.rows),
+            "log_search": _takes(logs.search),
             "snapshot_files": self.snapshot_files,
             "snapshot_read": self.snapshot_read,
         }
@@ -199,6 +199,13 @@ class FileRequests(JobRequests):
     async def attach(self, args: Args) -> Answer:
         """Do nothing: no agent notes the operator."""
         return Answer({})
+
+
+def _takes(method: Callable[..., Awaitable[Answer] | Items]) -> Op:
+    """Return a request that passes on the arguments that a method has: a newer supervisor may send more."""
+    code = method.__func__.__code__  # type: ignore[attr-defined]
+    known = frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+    return lambda args: method(**{name: value for name, value in args.items() if name in known})
 
 
 def _job_files(files: paths.JobFiles) -> Iterator[Path]:

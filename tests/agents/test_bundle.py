@@ -205,11 +205,11 @@ def test_a_job_as_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capf
     assert (shown["state"], json.dumps(shown).count('"step": 38')) == ("running", 2)
     watched = cli("attach", str(live), "--headless")
     assert "n1:0| step 38 | loss 0.026" in watched.lines
-    for words in (("restart",), ("stop", "--yes"), ("signal", "USR1", "--rank", "0")):
+    for words in (("restart",), ("stop",), ("signal", "USR1", "--rank", "0")):
         assert cli(words[0], str(live), *words[1:]).status == 2
 
     # Of a longer log there is the end, with the lines' numbers, and a line that stands for what is missing.
     partial = cli("logs", str(tmp_path / "part.zip"), "--rank", "0", "--stream", "nccl", "--generation", "0").lines
     assert "MB were dropped here: log_bound, or --logs of a bundle" in partial[0]
-    assert 2**20 < sum(len(line) - len("n1:0| ") + 1 for line in partial) < 2_600_000
+    assert 1_000_000 < sum(len(line) - len("n1:0| ") + 1 for line in partial) < 2_600_000
     assert partial[-2:] == ["n1:0| ***********", "n1:0| *************************"]

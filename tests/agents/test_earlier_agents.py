@@ -1,0 +1,77 @@
+"""A supervisor that is newer than the agents of a job, because somebody upgraded it while the job ran."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from remote_agent.agent.file_requests import _takes
+from remote_agent.wire import Answer
+from supervisor.ssh.agent_file import AgentFile
+from tests.agents.test_session_hosts import hosts
+from tests.agents.test_session_verbs import Cli
+
+ROOT = Path(__file__).parents[2]
+# The first version from which on newer supervisors lead its jobs.
+EARLIER = "3ac6b57ee6e32328c986833e7c64d97466900e56"
+SCRIPT = """
+import os, sys, time
+print("hello of rank", os.environ["RANK"], flush=True)
+for step in range(100000):
+    print(f"step {step} | loss 0.5", flush=True)
+    time.sleep(0.1)
+"""
+
+
+@pytest.fixture(scope="module")
+def earlier(tmp_path_factory: pytest.TempPathFactory) -> AgentFile:
+    """The agent of an earlier commit."""
+    found = subprocess.run(
+        ["git", "archive", EARLIER, "remote_agent"], cwd=ROOT, capture_output=True, timeout=60, check=False
+    )
+    if found.returncode:
+        pytest.skip("the history of the repository is not here")
+    folder = tmp_path_factory.mktemp("earlier")
+    with tarfile.open(fileobj=io.BytesIO(found.stdout)) as archive:
+        archive.extractall(folder)
+    return AgentFile.build(folder / "remote_agent")
+
+
+async def test_an_agent_ignores_arguments_that_it_does_not_know() -> None:
+    class Store:
+        async def read(self, offset: int, *, length: int = 9) -> Answer:
+            return Answer({"offset": offset, "length": length})
+
+    read = _takes(Store().read)
+    assert (await read({"offset": 3, "length": 4, "of_tomorrow": True})).data == {"offset": 3, "length": 4}  # type: ignore[misc]
+
+
+def test_a_job_of_an_earlier_agent_is_led_by_this_supervisor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], earlier: AgentFile
+) -> None:
+    with hosts(tmp_path, 2) as made:
+        (made.work / "train.py").write_text(SCRIPT)
+        cli = Cli(made, monkeypatch, capfd)
+        with monkeypatch.context() as patch:
+            patch.setattr(AgentFile, "build", lambda *_: earlier)
+            run = cli("up", "h.toml", "--detach", "--job", "job-t", "train.py")
+            assert run.status == 0, run.err
+        assert AgentFile.build().sha256 != earlier.sha256
+
+        assert cli.json("status", "h.toml", "--json")["state"] == "running"
+        for words in (
+            "logs --tail 5", "logs --rank 0 --grep hello", "logs --level error", "logs --rank 1 --raw", "logs --fold",
+            "events", "incidents", "report", "snapshots", "stacks", "signal CONT --rank 0", "jobs", "check",
+            "cordon --node n2", "uncordon --node n2", "restart", "remove --node n2", "add --node n2",
+        ):  # fmt: skip
+            verb, *rest = words.split()
+            run = cli(verb, "h.toml", *rest)
+            assert run.status == 0, (words, run.err)
+            assert "Error" not in run.err, (words, run.err)
+        assert cli.json("status", "h.toml", "--json")["world_size"] == 2
+        assert cli("stop", "h.toml").status == 0
+        assert cli.json("status", "h.toml", "--json")["state"] == "stopped"
