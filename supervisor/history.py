@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from remote_agent.history.pyramid import BUCKETS, WIDTHS_S, History, Name, Span, level_for, unpack
+from remote_agent.history.pyramid import BUCKETS, WIDTHS_S, Name, Span, level_for, unpack
 from remote_agent.history.samples import RANK_KINDS
 from remote_agent.wire import CallFailed, WireError
 from supervisor.logs.files import sources
@@ -113,12 +113,6 @@ def _either(one: Span, other: Span) -> Span:
 
     return Span(one.width_s, one.first, known(one.low, other.low), known(one.mean, other.mean),
                 known(one.high, other.high))  # fmt: skip
-
-
-def of_histories(wanted: SeriesQuery, nodes: Mapping[str, History]) -> Series:
-    """Return what the agents of these nodes would answer."""
-    chosen = {name: one for name, one in nodes.items() if wanted.nodes is None or name in wanted.nodes}
-    return merge(wanted, {name: one.spans(*wanted[:4]) for name, one in chosen.items()})
 
 
 async def read(session: Hub, wanted: SeriesQuery) -> Series:

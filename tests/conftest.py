@@ -90,6 +90,31 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             )
 
 
+# What the controller of pytest-xdist has been told: the tests of all workers, and those that have ended.
+_collected: set[str] = set()
+_ended: set[str] = set()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(ids: list[str]) -> None:
+    """Note which tests a worker has."""
+    _collected.update(ids)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note which tests have ended."""
+    if report.when == "teardown":
+        _ended.add(report.nodeid)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Fail if tests of a worker that has crashed have not run to their end: pytest-xdist may forget them."""
+    if exitstatus == pytest.ExitCode.OK and (missing := _collected - _ended):
+        print(f"\n{len(missing)} tests have not ended, such as {min(missing)}")
+        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+
+
 def _shares(item: pytest.Item) -> bool:
     assert isinstance(item, pytest.Function)
     return any(fixture.scope == "module" for found in item._fixtureinfo.name2fixturedefs.values() for fixture in found)

@@ -21,7 +21,7 @@ from remote_agent.history.pyramid import History
 from remote_agent.text.patterns import make_filter
 from remote_agent.wire import Answer
 from supervisor.errors import LaunchFailed, RequestFailed, SupervisorError, Unreachable
-from supervisor.history import Series, SeriesQuery, of_histories
+from supervisor.history import Series, SeriesQuery, merge
 from supervisor.link.view import HostView, Notice
 from supervisor.logs.merge import Page
 from supervisor.logs.rows import Clocks, LogLine
@@ -42,6 +42,12 @@ class Line:
     t_ns: int
     level: str | None
     text: bytes
+
+
+def of_histories(wanted: SeriesQuery, nodes: Mapping[str, History]) -> Series:
+    """Return what the agents of these nodes would answer."""
+    chosen = {name: one for name, one in nodes.items() if wanted.nodes is None or name in wanted.nodes}
+    return merge(wanted, {name: one.spans(*wanted[:4]) for name, one in chosen.items()})
 
 
 class RecordedSession:

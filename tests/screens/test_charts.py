@@ -12,7 +12,7 @@ import pytest
 
 from remote_agent.history.pyramid import History
 from supervisor.errors import Unreachable
-from supervisor.history import Series, SeriesQuery, of_histories, query
+from supervisor.history import Series, SeriesQuery, query
 from supervisor.tui import history, times, training
 from supervisor.tui.generations import Runs
 from supervisor.tui.looks import Glyphs
@@ -26,7 +26,7 @@ from supervisor.tui.screens.run import run_columns
 from supervisor.tui.widgets.chart_view import ChartView
 from supervisor.wording import usage
 from supervisor.wording.goodput import Goodput
-from tests.screens.recorded import RecordedSession, many, measured, trained
+from tests.screens.recorded import RecordedSession, many, measured, of_histories, trained
 from tests.screens.screens import press, running, settle, until
 from tests.screens.screens import text_of as text_on
 
