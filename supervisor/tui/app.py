@@ -296,7 +296,12 @@ class SupervisorApp(App[int], inherit_bindings=False):
             what = "running again" if recovered else job_view.look.word
             cause = job_view.incident["summary"] if help_wanted and job_view.incident else ""
             text = f"{what}: {cause}" if cause else what
-            self._driver.write(terminal.notice_sequence(self.config.notice, f"supervisor {job_view.job}", text))
+            wanted = self.config.notice == "desktop"
+            sequence = terminal.notice_sequence(f"supervisor {job_view.job}", text) if wanted else ""
+            if sequence:
+                self._driver.write(sequence)
+            elif self.config.notice != "off":
+                self.bell()
         self._called = help_wanted or (self._called and not recovered)
 
     def _tick_paused(self) -> None:
@@ -323,9 +328,7 @@ class SupervisorApp(App[int], inherit_bindings=False):
             return
         # It may be pasted into a shell, which acts on control characters.
         text = escape_controls(text)
-        sequence = terminal.copy_sequence(text)
-        if sequence is not None and self._driver is not None:
-            self._driver.write(sequence)
+        self.copy_to_clipboard(text)
         try:
             self.say(f"{clean(text)[:60]}\nalso in {terminal.save_copy(text)}", title="copied")
         except OSError as error:

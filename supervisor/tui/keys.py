@@ -370,8 +370,8 @@ _MODIFIERS = ("ctrl+", "alt+", "shift+")
 
 FREE_KEY: Final = 'choose a free key, such as f5 or ctrl+t; ? lists the keys, and [keys] changes the others: act = "X"'
 
-# The terminal notifies the user by its bell, by a notice (9: iTerm2, WezTerm, kitty …; 777: VTE, foot, urxvt) or not.
-NOTICES: Final = ("bell", "osc9", "osc777", "off")
+# How the user is notified; a terminal that shows no desktop notifications rings its bell instead.
+NOTICES: Final = ("bell", "desktop", "off")
 
 
 def config_file() -> Path:

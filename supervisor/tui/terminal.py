@@ -7,7 +7,6 @@ signal; the command run; segments that hold nothing but text.
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import locale
 import os
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
     from textual.app import App
     from textual.color import Color
 
-# The limit of the strictest common terminal, in base64.
-LONGEST_COPY: Final = 74_994
 READ_BYTES: Final = 65_536
 _ESC: Final = "\x1b"
 
@@ -251,32 +248,11 @@ def keep_title_sequence(*, back: bool = False) -> str:
     return "" if os.environ.get("TERM", "").startswith(_WITHOUT_TITLE) else f"{_ESC}[{23 if back else 22};2t"
 
 
-def notice_sequence(way: str, title: str, text: str, env: Mapping[str, str] = os.environ) -> str:
-    """Return the sequence that calls the user: the bell, or a desktop notice by OSC 9 or OSC 777; "" for off."""
-    if way in ("bell", "off") or env.get("TERM", "").startswith(_WITHOUT_TITLE):
-        return "" if way == "off" else "\a"
-    title, text = (clean(one).replace(";", ",")[:LONGEST_NOTICE] for one in (title, text))
-    osc = f"{_ESC}]9;{title}: {text}\a" if way == "osc9" else f"{_ESC}]777;notify;{title};{text}\a"
-    return _through_tmux(osc) if env.get("TMUX") else osc
-
-
-def _through_tmux(osc: str) -> str:
-    return f"{_ESC}Ptmux;{osc.replace(_ESC, _ESC * 2)}{_ESC}\\"
-
-
-def copy_sequence(text: str, env: Mapping[str, str] = os.environ) -> str | None:
-    """Return the OSC 52 sequence that copies a text, wrapped for tmux or screen; None if the text is too long."""
-    data = base64.b64encode(text.encode()).decode()
-    if len(data) > LONGEST_COPY:
-        return None
-    osc = f"{_ESC}]52;c;{data}\a"
-    if env.get("TMUX"):
-        return _through_tmux(osc)
-    if env.get("TERM", "").startswith("screen"):
-        # screen accepts at most 768 bytes per string.
-        parts = [osc[at : at + 256] for at in range(0, len(osc), 256)]
-        return "".join(f"{_ESC}P{part}{_ESC}\\" for part in parts)
-    return osc
+def notice_sequence(title: str, text: str, env: Mapping[str, str] = os.environ) -> str:
+    """Return the sequence that shows a desktop notification, OSC 9; "" where the terminal, or tmux, has none."""
+    if env.get("TERM", "").startswith(_WITHOUT_TITLE) or env.get("TMUX"):
+        return ""
+    return f"{_ESC}]9;{clean(title)}: {clean(text)[:LONGEST_NOTICE]}\a"
 
 
 def save_copy(text: str) -> Path:

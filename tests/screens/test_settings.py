@@ -16,7 +16,7 @@ from supervisor.cli.up import parse_up
 from supervisor.errors import UsageError
 from supervisor.logs.selection import RecordFilter
 from supervisor.paths import themes_dir
-from supervisor.tui import keys, preferences, terminal
+from supervisor.tui import keys, preferences
 from supervisor.tui import themes as theming
 from tests.screens import recorded
 from tests.screens.screens import playing, press, running, settle, text_of
@@ -129,8 +129,8 @@ def test_a_selected_row_in_reverse_has_one_background() -> None:
 
 def test_how_the_user_is_called_is_a_setting(tmp_path: Path) -> None:
     assert keys.load_config().notice == "bell"
-    assert _keys(tmp_path, "notice = 'osc9'\n[keys]\nact = 'X'\n") == {"act": "X"}
-    assert keys.load_config().notice == "osc9"
+    assert _keys(tmp_path, "notice = 'desktop'\n[keys]\nact = 'X'\n") == {"act": "X"}
+    assert keys.load_config().notice == "desktop"
     with pytest.raises(UsageError, match=r"config.toml:1: notice cannot be 'mail'"):
         _keys(tmp_path, "notice = 'mail'\n")
 
@@ -222,13 +222,6 @@ def test_a_row_and_a_line_go_to_the_clipboard(monkeypatch: pytest.MonkeyPatch, t
     ]
     assert sent[0].split()[:3] == ["■", "running", "0"]
     assert sent[1] + "\n" == kept.read_text()
-
-
-def test_the_clipboard_inside_tmux_and_screen_and_its_limit() -> None:
-    assert terminal.copy_sequence("hi", {}) == "\x1b]52;c;aGk=\a"
-    assert terminal.copy_sequence("hi", {"TMUX": "/tmp/x"}) == "\x1bPtmux;\x1b\x1b]52;c;aGk=\a\x1b\\"
-    assert terminal.copy_sequence("hi", {"TERM": "screen-256color"}) == "\x1bP\x1b]52;c;aGk=\a\x1b\\"
-    assert terminal.copy_sequence("x" * 60_000, {}) is None
 
 
 def test_what_was_set_for_a_job_is_there_at_the_next_look() -> None:
