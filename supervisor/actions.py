@@ -10,12 +10,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from remote_agent.text.names import count
-from remote_agent.wire.events import EventType
+from remote_agent.wire.events import EventType, NodeState
 
 if TYPE_CHECKING:
     from remote_agent.wire.documents import Status
 
 Scope = Literal["job", "node", "rank"]
+Asks = Literal["job", "nodes", "ranks", "signal", "snapshot", "level", "files", "shell", "port", "command"]
+# A removed node is none any more; one that has no state yet has not joined.
+_OF_JOB = tuple(state for state in NodeState if state != NodeState.REMOVED)
+_OUTSIDE = (NodeState.REMOVED, NodeState.SPARE, NodeState.LOST, NodeState.FAILED, "")
 Targets = Sequence[str]
 
 
@@ -92,6 +96,12 @@ class Action:
     """The agents' request, for `Session.request` (destructive actions) or `Session.call`."""
     args: tuple[tuple[str, Any], ...] = ()
     """Fixed arguments of the request."""
+    asks: Asks = "job"
+    """What the screen asks for before the confirmation, unless the selection says it."""
+    states: tuple[str, ...] = (NodeState.RUNNING, NodeState.READY)
+    """The states of the nodes that the screen offers it for."""
+    cordoned: bool | None = None
+    """It is offered only for nodes that are cordoned, or are not; None: for both."""
     choices: tuple[Choice, ...] = ()
     """Environments of which the operator chooses one, for the next group or with a restart now."""
     runner: str = "steer"
@@ -149,31 +159,31 @@ ACTIONS: tuple[Action, ...] = (
     ),
     Action(
         "job.back", "", "b", "Go back", "restart from a snapshot that the nodes keep",
-        confirm=1, destructive=True, op="restart", plan=True, guarded=True,
+        confirm=1, asks="snapshot", destructive=True, op="restart", plan=True, guarded=True,
         impact="stops all {group} and starts them again as generation {next}, from this snapshot; later ones no longer "
         "count; not charged to max_restarts",
     ),
     Action(
         "job.sync", "", "R", "Sync files", "restart from the edited files, or roll back",
-        confirm=1, destructive=True, op="sync",
+        confirm=1, asks="files", destructive=True, op="sync",
         impact="copies the files to all nodes while the group keeps running; then restarts all {group} from them as "
         "generation {next}, from the last snapshot; not charged to max_restarts",
     ),
     Action(
         "nccl.debug", "", "n", "NCCL debug", "set NCCL's log level for the next group",
-        confirm=1, destructive=True, op="restart", choices=NCCL_LEVELS, guarded=True,
+        confirm=1, asks="level", destructive=True, op="restart", choices=NCCL_LEVELS, guarded=True,
         impact="sets {who} for the workers of future groups; NCCL writes to each rank's nccl.log",
     ),
     Action(
         "node.remove", "remove", "m", "Remove node", "remove nodes from the job",
-        scope="node", confirm=1, destructive=True, op="remove", plan=True, guarded=True,
+        scope="node", confirm=1, asks="nodes", states=_OF_JOB, destructive=True, op="remove", plan=True, guarded=True,
         outcomes=(EventType.NODE_REMOVED,),
         impact="drains {who} ({ranks}); the group restarts as generation {next} with world size {left}{moved}; not "
         "charged to max_restarts",
     ),
     Action(
         "node.add", "add", "a", "Add node", "add nodes of the inventory to the job",
-        scope="node", confirm=1, destructive=True, op="add", plan=True, guarded=True,
+        scope="node", confirm=1, asks="nodes", states=_OUTSIDE, destructive=True, op="add", plan=True, guarded=True,
         impact="brings {who} up while the group keeps running; then stops all {group} and starts them with {who} as "
         "generation {next}; not charged to max_restarts",
     ),
@@ -189,44 +199,46 @@ ACTIONS: tuple[Action, ...] = (
     ),
     Action(
         "node.promote", "promote", "P", "Promote node", "force a new coordinator",
-        scope="node", confirm=1, destructive=True, op="promote", outcomes=(EventType.JOB_DEGRADED,),
+        scope="node", confirm=1, asks="nodes", destructive=True, op="promote", outcomes=(EventType.JOB_DEGRADED,),
         impact="{successor} takes over as coordinator, even without a majority, and the reachable nodes form "
         "generation {next}. All other nodes must be dead: if they still train, two groups run. Refused while a "
         "coordinator is reachable",
     ),
     Action(
         "node.cordon", "cordon", "c", "Cordon node", "do not readmit a node that leaves",
-        scope="node", confirm=1, destructive=True, op="cordon", immediate=True,
+        scope="node", confirm=1, asks="nodes", states=_OF_JOB, cordoned=False, destructive=True, op="cordon",
+        immediate=True,
         impact="{who} stays in the current group; after it is lost or fails, no new group includes it, not even as a "
         "spare; nothing restarts",
     ),
     Action(
         "node.uncordon", "uncordon", "u", "Uncordon node", "let future groups include a node again",
-        scope="node", confirm=1, destructive=True, op="uncordon", immediate=True,
+        scope="node", confirm=1, asks="nodes", states=_OF_JOB, cordoned=True, destructive=True, op="uncordon",
+        immediate=True,
         impact="new groups may include {who} again; if it is waiting and there is room, the group restarts",
     ),
     Action(
         "rank.signal", "signal", "s", "Signal rank", "send a signal to the processes of ranks",
-        scope="rank", confirm=1, destructive=True, op="signal", guarded=True,
+        scope="rank", confirm=1, asks="signal", destructive=True, op="signal", guarded=True,
         runner="stacks.run_signal",
         impact="sends the signal to the process of rank {who} only",
     ),
     Action(
         "rank.keep", "", "f", "Save flight", "save stacks and flight records next to the logs",
-        scope="rank", op="keep",
+        scope="rank", asks="ranks", op="keep",
     ),
     Action(
         "rank.stacks", "stacks", "d", "Dump stacks", "show Python stacks of live ranks, grouped",
-        scope="rank", op="stacks", runner="stacks",
+        scope="rank", asks="ranks", op="stacks", runner="stacks",
         impact="reads the Python stack of every rank; the ranks keep running",
     ),
     Action(
         "rank.shell", "", "B", "Shell", "a shell in the rank's directory and environment",
-        scope="rank", op="shell",
+        scope="rank", asks="shell", op="shell",
     ),
     Action(
         "node.forward", "", "F", "Forward port", "reach a port of the node: TensorBoard, Jupyter",
-        scope="rank", op="forward",
+        scope="rank", asks="port", op="forward",
     ),
     Action(
         "hosts.check", "check", "", "Check", "check the hosts without launching, and show where they differ",

@@ -45,15 +45,12 @@ class Command(Action):
     """A command line on a key; `key` is Textual's name of it."""
 
     line: str = ""
+    on_node: bool = False
+    """Whether it runs where the rank runs, instead of on this machine."""
     wait: bool = True
     """Whether its output stays, after its end, until enter is pressed."""
     place: str = ""
     """File and line of its key."""
-
-    @property
-    def on_node(self) -> bool:
-        """Whether it runs where the rank runs, instead of on this machine."""
-        return self.destructive
 
     @property
     def used(self) -> list[str]:
@@ -107,7 +104,7 @@ def _read(name: str, fields: object, path: Path, text: str) -> Command:
     line = fields["command"]
     command = Command(
         id=f"commands.{name}", verb="", key=fields["key"], label=name, help=line, op="command", line=line,
-        scope=fields.get("scope", SCOPES[0]), destructive=fields.get("on") == NODE,
+        scope=fields.get("scope", SCOPES[0]), asks="command", on_node=fields.get("on") == NODE,
         confirm=1 if fields.get("confirm") else 0, wait=fields.get("wait", True),
         place=_place(path, text, name, "key"),
     )  # fmt: skip

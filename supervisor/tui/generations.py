@@ -9,7 +9,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, Final
 
 from remote_agent.text.names import by_value
-from remote_agent.wire.events import PHASE_EVENTS, EventType, StopCause, phases_of
+from remote_agent.wire.events import PHASE_EVENTS, EventType, phases_of
 from supervisor.wording.events import CAUSES, cause_text, starts_text, still_there, tree_text
 from supervisor.wording.values import clock
 
@@ -150,8 +150,10 @@ class Runs:
 
     def _note_end(self) -> None:
         run = self.runs[-1]
-        run.role = "bad" if self._cause in (StopCause.FAILURE, StopCause.NODE_LOST, StopCause.QUORUM) else "warn"
-        notes = next((self._notes[kind] for kind in _BY_CAUSE.get(self._cause, ()) if kind in self._notes), [])
+        cause = CAUSES.get(self._cause)
+        run.role = "bad" if cause is not None and cause.is_bad else "warn"
+        kinds = cause.told_by if cause is not None else ()
+        notes = next((self._notes[kind] for kind in kinds if kind in self._notes), [])
         run.how = "; ".join(notes[-2:]) or cause_text(self._cause) or "its coordinator changed"
 
     def _over(self, event: JournalEvent, kind: str, facts: AskedDetail) -> None:
@@ -183,15 +185,6 @@ _NOTES: Final[dict[str, Callable[[JournalEvent, Any], str]]] = {
     EventType.NODE_REMOVED: _node_note("removed"),
     EventType.NODE_ADDED: _node_note("added"),
     EventType.NODE_READY: _node_note("is ready"),
-}
-_BY_CAUSE: Final[dict[str, tuple[EventType, ...]]] = {
-    StopCause.FAILURE: (EventType.INCIDENT, EventType.RANK_FAILED),
-    StopCause.NODE_LOST: (EventType.INCIDENT, EventType.NODE_LOST, EventType.AGENT_LOST),
-    StopCause.RESTART: (EventType.TREE_CHANGED, EventType.RESTART_REQUESTED),
-    StopCause.REMOVED: (EventType.NODE_REMOVED,),
-    StopCause.ADDED: (EventType.NODE_ADDED,),
-    StopCause.RETURNED: (EventType.NODE_READY,),
-    StopCause.JOINED: (EventType.NODE_READY,),
 }
 
 

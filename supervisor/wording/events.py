@@ -60,17 +60,25 @@ class Cause(NamedTuple):
     word: str
     """What the next generation began with, in a table."""
     text: str
+    told_by: tuple[EventType, ...] = ()
+    """The events that say more, the first one known counts."""
+    is_bad: bool = False
+    """Something was wrong."""
 
 
 CAUSES: Mapping[str, Cause] = {
-    StopCause.FAILURE: Cause("failure", "a rank failed"),
-    StopCause.NODE_LOST: Cause("node lost", "a node was lost"),
-    StopCause.RESTART: Cause("operator", "restart by an operator"),
-    StopCause.REMOVED: Cause("removal", "a node was removed"),
-    StopCause.ADDED: Cause("addition", "a node was added"),
-    StopCause.RETURNED: Cause("return", "a node returned"),
-    StopCause.JOINED: Cause("new node", "a node joined"),
-    StopCause.QUORUM: Cause("no quorum", "fewer than half of the nodes were reachable"),
+    StopCause.FAILURE: Cause("failure", "a rank failed", (EventType.INCIDENT, EventType.RANK_FAILED), is_bad=True),
+    StopCause.NODE_LOST: Cause(
+        "node lost", "a node was lost", (EventType.INCIDENT, EventType.NODE_LOST, EventType.AGENT_LOST), is_bad=True
+    ),
+    StopCause.RESTART: Cause(
+        "operator", "restart by an operator", (EventType.TREE_CHANGED, EventType.RESTART_REQUESTED)
+    ),
+    StopCause.REMOVED: Cause("removal", "a node was removed", (EventType.NODE_REMOVED,)),
+    StopCause.ADDED: Cause("addition", "a node was added", (EventType.NODE_ADDED,)),
+    StopCause.RETURNED: Cause("return", "a node returned", (EventType.NODE_READY,)),
+    StopCause.JOINED: Cause("new node", "a node joined", (EventType.NODE_READY,)),
+    StopCause.QUORUM: Cause("no quorum", "fewer than half of the nodes were reachable", is_bad=True),
     StopCause.PAUSED: Cause("pause", "the coordinator was paused"),
     StopCause.STOP: Cause("stop", "stop by an operator"),
 }
