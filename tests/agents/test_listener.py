@@ -221,7 +221,7 @@ def _resident_mb(pid: int) -> float:
     return int(fields[0]) / 1024
 
 
-def test_idle_connections_harm_neither_the_agent_nor_its_job(tmp_path: Path) -> None:
+async def test_idle_connections_harm_neither_the_agent_nor_its_job(tmp_path: Path) -> None:
     """More of them than the agent may have open files by the user's limit, which its workers keep."""
     limit = f'ulimit -S -n {USERS_LIMIT}; exec "$@"'
 
@@ -249,9 +249,6 @@ def test_idle_connections_harm_neither_the_agent_nor_its_job(tmp_path: Path) -> 
         await nodes.until("job_succeeded")
         assert int((nodes.work / "limit").read_text()) == USERS_LIMIT
 
-    async def run() -> None:
-        async with Nodes(tmp_path, 1, PRINTS_ITS_LIMIT, prefix=("sh", "-c", limit, "sh")) as nodes:
-            await check(nodes)
-
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[1] > USERS_LIMIT
-    asyncio.run(run())
+    async with Nodes(tmp_path, 1, PRINTS_ITS_LIMIT, prefix=("sh", "-c", limit, "sh")) as nodes:
+        await check(nodes)

@@ -156,48 +156,44 @@ OTHERS = [pytest.param(version, marks=nightly) for version in ("3.9", "3.10", "3
 
 
 @pytest.mark.parametrize("version", ["this", "3.13", *OTHERS])
-def test_a_forked_rank_sees_what_a_cold_one_sees(tmp_path: Path, version: str) -> None:
+async def test_a_forked_rank_sees_what_a_cold_one_sees(tmp_path: Path, version: str) -> None:
     python = {"this": sys.executable, **interpreters()}.get(version)
     if python is None:
         pytest.skip(f"no Python {version} here")
-
-    async def run() -> None:
-        async with node(tmp_path, python=python) as one:
-            assert (await one.go())[0] == "nothing was loaded before"
-            cold = [await one.seen(rank) for rank in (0, 1)]
-            facts = await one.warm()
-            assert (facts["state"], facts["why"]) == ("ready", "")
-            for _ in range(2):
-                why, answer = await one.go()
-                assert why == ""
-                for rank, (before, after) in enumerate(cold):
-                    warm_before, warm_after = await one.seen(rank)
-                    # What shells and tools on the node read.
-                    assert b"RANK=%d" % rank in environment(answer["ranks"][rank]["pid"])
-                    # The collector need not copy what all ranks share.
-                    assert warm_before["frozen"]
-                    assert _plain({**warm_before, "frozen": before["frozen"]}, one.generation) == _plain(before, 0)
-                    # What is loaded early is in sys.modules, and has not seen the variables that vary.
-                    assert "early" in set(warm_after.pop("names")) - set(after["names"])
-                    assert (warm_after.pop("seen"), after["seen"]) == (["PATH"], ["PATH", "RANK"])
-                    rest = {name: value for name, value in after.items() if name not in ("names", "seen")}
-                    assert _plain(warm_after, one.generation) == _plain(rest, 0)
-            assert len(set((tmp_path / "random").read_text().split())) == 6
-            # Other arguments.
-            assert (await one.go(words=("/dev/null", "later", "--more")))[0] == ""
-            seen = (await one.seen())[0]
-            assert seen["argv"] == [str(one.script), "/dev/null", "later", "--more"]
-            if version != "3.9":  # it has no orig_argv
-                assert seen["orig_argv"] == ["-u", str(one.script), "/dev/null", "later", "--more"]
-            # A process that ends by itself: what it registered while it was loaded is called, its status is its own.
-            assert (await one.go(words=("/dev/null", "end")))[0] == ""
-            assert (await one.engine.wait_exits(one.generation, 2))[1]["code"] == 0
-            assert one.engine.text("stdout", one.generation, 1).endswith("the end\n")
-
-    asyncio.run(run())
+    async with node(tmp_path, python=python) as one:
+        assert (await one.go())[0] == "nothing was loaded before"
+        cold = [await one.seen(rank) for rank in (0, 1)]
+        facts = await one.warm()
+        assert (facts["state"], facts["why"]) == ("ready", "")
+        for _ in range(2):
+            why, answer = await one.go()
+            assert why == ""
+            for rank, (before, after) in enumerate(cold):
+                warm_before, warm_after = await one.seen(rank)
+                # What shells and tools on the node read.
+                assert b"RANK=%d" % rank in environment(answer["ranks"][rank]["pid"])
+                # The collector need not copy what all ranks share.
+                assert warm_before["frozen"]
+                assert _plain({**warm_before, "frozen": before["frozen"]}, one.generation) == _plain(before, 0)
+                # What is loaded early is in sys.modules, and has not seen the variables that vary.
+                assert "early" in set(warm_after.pop("names")) - set(after["names"])
+                assert (warm_after.pop("seen"), after["seen"]) == (["PATH"], ["PATH", "RANK"])
+                rest = {name: value for name, value in after.items() if name not in ("names", "seen")}
+                assert _plain(warm_after, one.generation) == _plain(rest, 0)
+        assert len(set((tmp_path / "random").read_text().split())) == 6
+        # Other arguments.
+        assert (await one.go(words=("/dev/null", "later", "--more")))[0] == ""
+        seen = (await one.seen())[0]
+        assert seen["argv"] == [str(one.script), "/dev/null", "later", "--more"]
+        if version != "3.9":  # it has no orig_argv
+            assert seen["orig_argv"] == ["-u", str(one.script), "/dev/null", "later", "--more"]
+        # A process that ends by itself: what it registered while it was loaded is called, its status is its own.
+        assert (await one.go(words=("/dev/null", "end")))[0] == ""
+        assert (await one.engine.wait_exits(one.generation, 2))[1]["code"] == 0
+        assert one.engine.text("stdout", one.generation, 1).endswith("the end\n")
 
 
-def test_a_forked_rank_ends_and_starts_processes_as_a_cold_one_does(tmp_path: Path) -> None:
+async def test_a_forked_rank_ends_and_starts_processes_as_a_cold_one_does(tmp_path: Path) -> None:
     acts = [act for act in re.findall(r'^    "(\w+)":', ACTS.read_text(), re.MULTILINE) if act != "waits"]
 
     async def show(one: Node, why_cold: str | None, **changes: Any) -> Any:
@@ -210,13 +206,10 @@ def test_a_forked_rank_ends_and_starts_processes_as_a_cold_one_does(tmp_path: Pa
             found[act] = [ended["code"], ended["signal"], error.get("message"), error.get("callstack"), *texts]
         return json.loads(re.sub(r"generation_\d+|\.run-\w+", "", json.dumps(found)))
 
-    async def run() -> None:
-        async with node(tmp_path, ACTS.read_text()) as one:
-            await one.go(words=("waits",), local_world_size=1)
-            await one.warm()
-            assert await show(one, "") == await show(one, None, standby="")
-
-    asyncio.run(run())
+    async with node(tmp_path, ACTS.read_text()) as one:
+        await one.go(words=("waits",), local_world_size=1)
+        await one.warm()
+        assert await show(one, "") == await show(one, None, standby="")
 
 
 def _plain(facts: dict[str, Any], generation: int) -> Any:

@@ -17,8 +17,7 @@ import sys
 import tempfile
 import termios
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from typing import Any
 from tests.bench.fleet import ended, wait_quiet
 from tests.bench.report import Report, Table
 from tests.cluster import Cluster, ClusterError
-from tests.cluster.job import Job
+from tests.cluster.job import Job, until
 
 NODES, NPROC = 2, 4
 RANKS = NODES * NPROC
@@ -111,19 +110,11 @@ class Watched:
         return cpu_s, rss_mb
 
 
-def _wait(check: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + WAIT_S
-    while not check():
-        if time.monotonic() > end:
-            raise ClusterError(f"{what} did not appear within {WAIT_S:g} s")
-        time.sleep(POLL_S)  # other processes' files: nothing tells us
-
-
 def _pour(name: str, place: Path, watched: Watched) -> Flood:
     """Let the ranks go, and wait until they have printed all of it; they may leave then."""
     watched.begin()
     (place / "go").touch()
-    _wait(lambda: len(list(place.glob("told-*[0-9]"))) == RANKS, f"{name}: the ranks' last word")
+    until(lambda: len(list(place.glob("told-*[0-9]"))) == RANKS, f"{name}: the ranks' last word")
     flood = Flood(name, [json.loads(path.read_text()) for path in sorted(place.glob("told-*"))])
     watched.end(flood)
     (place / "leave").touch()
@@ -150,7 +141,7 @@ def plain(work: Path) -> Flood:
             command = [sys.executable, "-u", str(work / "flood.py"), *words]
             process = subprocess.Popen(command, stdout=out, env={**os.environ, "RANK": str(rank)})
             stack.enter_context(ended(process))
-        _wait(lambda: _begun(place), "plain: the ranks")
+        until(lambda: _begun(place), "plain: the ranks")
         flood = _pour("plain files", place, Watched())
     for path in work.glob("plain-*.log"):
         path.unlink()
@@ -203,7 +194,7 @@ def ours(cluster: Cluster, work: Path) -> Flood:
     keys: dict[str, Any] = {"nproc_per_node": NPROC}
     with Job(cluster, work / "tree", SCRIPT, *_words(place), **keys).start("--job", "flood", "--detach") as job:
         job.wait()
-        _wait(lambda: _begun(place), "ours: the ranks")
+        until(lambda: _begun(place), "ours: the ranks")
         logs = [host.home / ".supervisor/jobs/flood/generation_0" for host in cluster.hosts]
         watched = Watched()
         watched.pids["agents"] = [node["agent_pid"] for node in job.ask("status")["nodes"]]

@@ -24,7 +24,7 @@ from supervisor.tui.logs.merged import MergedFeed
 from tests.bench.fleet import wait_quiet
 from tests.bench.report import Report, Table, median, ratio, seconds, spread
 from tests.cluster import Cluster, ClusterError
-from tests.cluster.job import Job
+from tests.cluster.job import Job, until
 
 # Writes so many lines of 100 bytes, an error now and then, and stays until it is stopped.
 SCRIPT = """
@@ -39,7 +39,6 @@ open(sys.argv[2] + "/over-" + os.environ["RANK"], "w").close()
 time.sleep(3600)
 """
 WAIT_S = 300.0
-POLL_S = 0.2
 ROWS = 46
 
 
@@ -52,11 +51,7 @@ def _written(nodes: int, name: str, lines: int) -> Iterator[tuple[Cluster, Job]]
         job = Job(cluster, work / name, SCRIPT, str(lines), str(work), nproc_per_node=1)
         stack.enter_context(job.start("--job", name, "--detach"))
         job.wait()
-        end = time.monotonic() + WAIT_S
-        while len(list(work.glob("over-*"))) < len(cluster.hosts):
-            if time.monotonic() > end:
-                raise ClusterError(f"{name}: the lines are not written within {WAIT_S:g} s")
-            time.sleep(POLL_S)  # other processes' files: nothing tells us
+        until(lambda: len(list(work.glob("over-*"))) == len(cluster.hosts), f"{name}: the lines are written", WAIT_S)
         yield cluster, job
         job.run("stop")
         wait_quiet(cluster)
