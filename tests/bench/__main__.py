@@ -15,7 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.bench import (
-    containers,
     diagnose,
     failures,
     first_step,
@@ -42,7 +41,6 @@ BENCHMARKS: dict[str, Callable[[], Report]] = {
     "restart": restart.run,
     "standby": standby.run,
     "failures": failures.run,
-    "skewed": failures.skewed,
     "screen": screen.run,
     "diagnose": diagnose.run,
     "flood": flood.run,
@@ -51,7 +49,6 @@ BENCHMARKS: dict[str, Callable[[], Report]] = {
     "odd": odd.run,
     "snapshots": snapshots.run,
     "last_output": last_output.run,
-    "containers": containers.run,
     "scale": scale.run,
 }
 # These need no cluster of hosts.

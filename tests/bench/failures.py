@@ -1,24 +1,21 @@
 """What is said of the failures of the field.
 
-In: a Cluster of two or three hosts, two ranks each. Out: a Report; seconds are from the fault to the verdict. `skewed`:
-one host's clock is 5 s ahead and the other's 5 s behind.
+In: a Cluster of two or three hosts, two ranks each. Out: a Report; seconds are from the fault to the verdict.
 """
 
 from __future__ import annotations
 
 import json
-import shlex
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests import skew
 from tests.bench.faults import FAULTS, HOST, WARNING, Fault, Run
 from tests.bench.fleet import event_ns
 from tests.bench.report import Report, Table, seconds
@@ -35,7 +32,6 @@ REST_S = 0.2
 WATCH_S = 60.0
 HANG_AFTER_S = 10.0
 NODE_TIMEOUT_S = 5.0
-AHEAD_S = {"n1": 5, "n2": -5}
 
 
 @dataclass(frozen=True)
@@ -47,9 +43,9 @@ class Said:
     right: bool = False
 
 
-def play(fault: Fault, cluster: Cluster, work: Path, hosts: Mapping[str, Any] | None = None) -> tuple[Said, Said]:
+def play(fault: Fault, cluster: Cluster, work: Path) -> tuple[Said, Said]:
     """Return what the job and `diagnose` say; raises ClusterError, AssertionError, OSError."""
-    keys: dict[str, Any] = {"hang_after": HANG_AFTER_S, "node_timeout": NODE_TIMEOUT_S, "hosts": hosts or {}}
+    keys: dict[str, Any] = {"hang_after": HANG_AFTER_S, "node_timeout": NODE_TIMEOUT_S}
     keys |= {"nproc_per_node": NPROC, "only": [*fault.hosts], "max_restarts": 0}
     notes = Stamps(work / "notes", len(fault.hosts) * NPROC)
     launch = Job(cluster, work / "tree", fault.script, str(notes.directory), **keys)
@@ -119,12 +115,12 @@ def _judged(fault: Fault, incident: dict[str, Any], after_s: float | None) -> Sa
     return Said(f"{incident['category']}: {incident['summary']}", after_s, right)
 
 
-def run(names: Sequence[str] = (), *, hosts: Mapping[str, Any] | None = None, name: str = "failures") -> Report:
+def run(names: Sequence[str] = ()) -> Report:
     """Play all faults (or those whose name has one of these words); raises ClusterError, AssertionError, OSError."""
     rows = []
     data: dict[str, Any] = {}
     for fault, cluster, work in _each(names):
-        mine, later = play(fault, cluster, work, hosts)
+        mine, later = play(fault, cluster, work)
         said = "yes" if mine.right else "NO", "yes" if later.right else f"NO: {later.text}"
         rows.append((fault.name, mine.text, seconds(mine.after_s), *said))
         print(" | ".join(rows[-1]), file=sys.stderr, flush=True)
@@ -135,19 +131,7 @@ def run(names: Sequence[str] = (), *, hosts: Mapping[str, Any] | None = None, na
         "diagnose: the same from the files alone",
     )
     head = ("failure", "supervisor", "after", "right", "diagnose")
-    return Report(name, (Table(f"{name} of the field", head, tuple(rows), notes, (0, 1, 3, 4)),), data)
-
-
-def skewed() -> Report:
-    """Play all faults on hosts whose clocks are wrong; raises ClusterError, AssertionError, OSError."""
-    with tempfile.TemporaryDirectory(prefix="supervisor-bench-") as folder:
-        library = skew.build(Path(folder))
-        wrong = {name: skew.environment(library, ahead_s) for name, ahead_s in AHEAD_S.items()}
-        hosts = {
-            name: {"prelude": "export " + " ".join(f"{key}={shlex.quote(value)}" for key, value in env.items())}
-            for name, env in wrong.items()
-        }
-        return run(hosts=hosts, name="skewed failures")
+    return Report("failures", (Table("failures of the field", head, tuple(rows), notes, (0, 1, 3, 4)),), data)
 
 
 def _each(names: Sequence[str]) -> Iterator[tuple[Fault, Cluster, Path]]:
