@@ -409,32 +409,28 @@ def test_a_waiting_process_that_fails_never_runs_the_script(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("length", [10, 5000])
-def test_what_a_forked_rank_has_started_is_known_without_its_engine(tmp_path: Path, length: int) -> None:
+async def test_what_a_forked_rank_has_started_is_known_without_its_engine(tmp_path: Path, length: int) -> None:
     """The next agent finds it by a variable in /proc, also where a rank's own variables have no room there."""
-
-    async def run() -> None:
-        async with node(tmp_path, LEAVES) as one:
-            await one.go()
-            await one.warm()
-            cold, answer = await one.go(env={"PYTHONPATH": str(one.installed), "NCCL_DEBUG_FILE": "x" * length})
-            assert cold == ""
-            left = [pid for rank in (0, 1) for pid in (await one.seen(rank))[1]["pids"]]
-            try:
-                one.engine.process.kill()
-                await one.engine.process.wait()
-                one.generation = -1
-                while any(alive(rank["pid"]) for rank in answer["ranks"]):
-                    await asyncio.sleep(0.02)
-                assert all(alive(pid) for pid in left)
-                assert end_all_marked(tmp_path, DEADLINE_S)
-                while any(alive(pid) for pid in left):
-                    await asyncio.sleep(0.02)
-            finally:
-                for pid in left:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-
-    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
+    async with node(tmp_path, LEAVES) as one:
+        await one.go()
+        await one.warm()
+        cold, answer = await one.go(env={"PYTHONPATH": str(one.installed), "NCCL_DEBUG_FILE": "x" * length})
+        assert cold == ""
+        left = [pid for rank in (0, 1) for pid in (await one.seen(rank))[1]["pids"]]
+        try:
+            one.engine.process.kill()
+            await one.engine.process.wait()
+            one.generation = -1
+            while any(alive(rank["pid"]) for rank in answer["ranks"]):
+                await asyncio.sleep(0.02)
+            assert all(alive(pid) for pid in left)
+            assert end_all_marked(tmp_path, DEADLINE_S)
+            while any(alive(pid) for pid in left):
+                await asyncio.sleep(0.02)
+        finally:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a mount namespace of one's own needs root")
