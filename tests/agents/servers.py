@@ -11,7 +11,7 @@ import dataclasses
 import getpass
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -58,20 +58,16 @@ async def end_logins() -> None:
             await process.wait()
 
 
-def with_hosts(root: Path, body: Callable[[Served], Awaitable[None]], count: int = 1, deadline_s: float = 60) -> None:
-    """Run a test's body beside some embedded hosts; nothing of theirs may be left."""
-
-    async def run() -> None:
-        async with demo_hosts(count, root) as demo:
-            served = Served(demo, tuple(host_of(demo, index) for index in range(count)))
-            try:
-                await asyncio.wait_for(body(served), deadline_s)
-            finally:
-                await end_logins()
-            is_over = await asyncio.to_thread(demo.await_end, deadline_s)
-            assert is_over, demo.processes()
-
-    asyncio.run(run())
+@contextlib.asynccontextmanager
+async def serving(root: Path, count: int = 1) -> AsyncIterator[Served]:
+    """Some embedded hosts; nothing of theirs may be left."""
+    async with demo_hosts(count, root) as demo:
+        try:
+            yield Served(demo, tuple(host_of(demo, index) for index in range(count)))
+        finally:
+            await end_logins()
+        is_over = await asyncio.to_thread(demo.await_end, 60)
+        assert is_over, demo.processes()
 
 
 class Jump(asyncssh.SSHServer):

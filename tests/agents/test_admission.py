@@ -59,10 +59,10 @@ async def reaches(made: Hosts, one: str, other: str) -> bool:
         await running
 
 
-def test_a_node_is_added_by_another_operator_and_believed_by_all_in_the_end(tmp_path: Path) -> None:
+async def test_a_node_is_added_by_another_operator_and_believed_by_all_in_the_end(tmp_path: Path) -> None:
     """One node is out of the operator's reach meanwhile: a session that has a link to it tells it."""
 
-    async def scenario(made: Hosts) -> None:
+    with hosts(tmp_path, 3, min_nodes=1) as made:
         async with planned(made.inventory(), made, "100000", "0.05", nnodes="2") as session:
             await session.ready()
             await until(session, lambda: has(session, "generation_running"))
@@ -85,12 +85,9 @@ def test_a_node_is_added_by_another_operator_and_believed_by_all_in_the_end(tmp_
             await third.request("stop", kill=True)
             await until(third, lambda: third.ended)
 
-    with hosts(tmp_path, 3, min_nodes=1) as made:
-        asyncio.run(scenario(made))
 
-
-def test_a_lost_agent_keeps_its_certificate_and_one_without_files_gets_another(tmp_path: Path) -> None:
-    async def scenario(made: Hosts) -> None:
+async def test_a_lost_agent_keeps_its_certificate_and_one_without_files_gets_another(tmp_path: Path) -> None:
+    with hosts(tmp_path, 2, min_nodes=1) as made:
         async with planned(made.inventory(), made, "100000", "0.05") as session:
             await session.ready()
             await until(session, lambda: has(session, "generation_running"))
@@ -113,12 +110,9 @@ def test_a_lost_agent_keeps_its_certificate_and_one_without_files_gets_another(t
             await session.request("stop", kill=True)
             await until(session, lambda: session.ended)
 
+
+async def test_two_operators_who_add_one_node_at_once_start_one_agent_and_both_succeed(tmp_path: Path) -> None:
     with hosts(tmp_path, 2, min_nodes=1) as made:
-        asyncio.run(scenario(made))
-
-
-def test_two_operators_who_add_one_node_at_once_start_one_agent_and_both_succeed(tmp_path: Path) -> None:
-    async def scenario(made: Hosts) -> None:
         async with planned(made.inventory(), made, "100000", "0.05") as session:
             await session.ready()
             await until(session, lambda: has(session, "generation_running"))
@@ -135,6 +129,3 @@ def test_two_operators_who_add_one_node_at_once_start_one_agent_and_both_succeed
             assert started == 2, "one at the launch, one since"
             await session.request("stop", kill=True)
             await until(session, lambda: session.ended)
-
-    with hosts(tmp_path, 2, min_nodes=1) as made:
-        asyncio.run(scenario(made))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -13,7 +14,7 @@ import socket
 import subprocess
 import sys
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,22 +32,13 @@ from tests.agents.nodes import REPOSITORY, Node, Nodes
 SLEEPS = "import time\ntime.sleep(600)\n"
 
 
-def _run(body: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        await asyncio.wait_for(body(), 60)
-
-    asyncio.run(bounded())
-
-
-def _with_node(root: Path, body: Callable[[Node, Channel], Awaitable[None]]) -> None:
-    async def run() -> None:
-        node = Node("n1", root)
-        try:
-            await body(node, await node.connect())
-        finally:
-            await node.close()
-
-    _run(run)
+@contextlib.asynccontextmanager
+async def _node(root: Path) -> AsyncIterator[tuple[Node, Channel]]:
+    node = Node("n1", root)
+    try:
+        yield node, await node.connect()
+    finally:
+        await node.close()
 
 
 def _make_job(node: Node, name: str, records: list[dict[str, Any]] | None = None, tree: str | None = None) -> Home:
@@ -65,10 +57,10 @@ def _make_job(node: Node, name: str, records: list[dict[str, Any]] | None = None
     return home
 
 
-def test_jobs_are_listed_with_their_last_state(tmp_path: Path) -> None:
+async def test_jobs_are_listed_with_their_last_state(tmp_path: Path) -> None:
     ended: list[dict[str, Any]] = [{"type": "job_started"}, {"type": "job_failed", "detail": {"reason": "x"}}]
 
-    async def body(node: Node, channel: Channel) -> None:
+    async with _node(tmp_path) as (node, channel):
         assert (await channel.call("jobs")).data == {"jobs": []}
         home = _make_job(node, "done", ended)
         _make_job(node, "silent", [{"type": "job_started"}])
@@ -84,11 +76,9 @@ def test_jobs_are_listed_with_their_last_state(tmp_path: Path) -> None:
         assert (found["done"]["node"], found["done"]["script"], found["done"]["created_ns"]) == ("n1", "t.py", 5)
         assert (found["broken"]["live"], found["broken"]["state"]) == (False, "starting")
 
-    _with_node(tmp_path, body)
 
-
-def test_clean_removes_what_is_over_and_nothing_else(tmp_path: Path) -> None:
-    async def body(node: Node, channel: Channel) -> None:
+async def test_clean_removes_what_is_over_and_nothing_else(tmp_path: Path) -> None:
+    async with _node(tmp_path) as (node, channel):
         over: list[dict[str, Any]] = [{"type": "job_failed", "detail": {"reason": "x"}}]
         home = _make_job(node, "old")
         for name in ("older", "live"):
@@ -111,8 +101,6 @@ def test_clean_removes_what_is_over_and_nothing_else(tmp_path: Path) -> None:
                 await channel.call("clean", {"job": job})
             assert refused.value.kind == kind
 
-    _with_node(tmp_path, body)
-
 
 @pytest.mark.parametrize(
     ("op", "args", "kind"),
@@ -130,18 +118,16 @@ def test_clean_removes_what_is_over_and_nothing_else(tmp_path: Path) -> None:
         ("tree_commit", {"tree": "t"}, "no_plan"),
     ],
 )
-def test_bad_requests_are_refused_and_the_bridge_goes_on(
+async def test_bad_requests_are_refused_and_the_bridge_goes_on(
     tmp_path: Path, op: str, args: dict[str, Any], kind: str
 ) -> None:
-    async def body(node: Node, channel: Channel) -> None:
+    async with _node(tmp_path) as (node, channel):
         Home(node.home).make()
         (node.home / "jobs" / "empty").mkdir()
         with pytest.raises(CallFailed) as refused:
             await channel.call(op, args)
         assert refused.value.kind == kind, refused.value
         assert (await channel.call("hello")).data["protocol"] == 1
-
-    _with_node(tmp_path, body)
 
 
 def packed(content: bytes) -> bytes:
@@ -151,10 +137,10 @@ def packed(content: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("ends", ["with an agent", "with a refused start", "with its connection"])
-def test_of_two_launches_from_one_tree_the_second_waits_for_the_first(tmp_path: Path, ends: str) -> None:
+async def test_of_two_launches_from_one_tree_the_second_waits_for_the_first(tmp_path: Path, ends: str) -> None:
     request = {"tree": "t", "alone": True}
 
-    async def body(node: Node, first: Channel) -> None:
+    async with _node(tmp_path) as (node, first):
         second = await node.connect()
         (missing,) = (await first.call("tree_plan", request, packed(b"x"))).data["missing"]
         await first.call("tree_put", {"tree": "t", "parts": [[missing, 0, 1, 1]]}, b"x")
@@ -178,11 +164,9 @@ def test_of_two_launches_from_one_tree_the_second_waits_for_the_first(tmp_path: 
             assert (await planning).data["changed"] == 0, "nothing blocks the next launch"
         await third.close()
 
-    _with_node(tmp_path, body)
 
-
-def test_a_tree_in_use_is_not_changed_under_a_job(tmp_path: Path) -> None:
-    async def body(node: Node, channel: Channel) -> None:
+async def test_a_tree_in_use_is_not_changed_under_a_job(tmp_path: Path) -> None:
+    async with _node(tmp_path) as (node, channel):
         home = _make_job(node, "running", [{"type": "job_started"}], tree="t")
         plan = (await channel.call("tree_plan", {"tree": "t"}, packed(b"x"))).data
         assert plan["missing"] == [hashlib.sha256(b"x").hexdigest()]
@@ -201,8 +185,6 @@ def test_a_tree_in_use_is_not_changed_under_a_job(tmp_path: Path) -> None:
         assert "job running runs from tree t" in refused.value.message
         assert "--no-sync" in refused.value.hint
         os.close(lock)
-
-    _with_node(tmp_path, body)
 
 
 def test_a_home_whose_file_system_has_no_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,61 +206,55 @@ def test_a_home_whose_file_system_has_no_locks_is_named(tmp_path: Path, monkeypa
         assert "SUPERVISOR_HOME" in refused.value.hint
 
 
-def test_an_agent_starts_once_detached_and_is_found_again(tmp_path: Path) -> None:
-    async def body() -> None:
-        async with Nodes(tmp_path, 1, SLEEPS) as nodes:
-            # As seen from where a login begins, which is not where an agent runs.
-            nodes.nodes["n1"].home = Path(os.path.relpath(nodes.nodes["n1"].home))
-            # Two launches of one name at once: the keys of one must not meet the agent of the other.
-            both = await asyncio.gather(nodes.start("n1"), nodes.start("n1"), return_exceptions=True)
-            (refused,) = (one for one in both if isinstance(one, CallFailed))
-            assert refused.kind == "already_running"
-            (identity,) = (one for one in both if isinstance(one, dict))
-            assert identity["live"]
-            job = nodes.spec.job
-            files = Home(nodes.nodes["n1"].home).job(job)
-            pid = int(files.pid.read_text().split()[0])
-            assert f"serve --job {job}" in Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-            assert os.getsid(pid) != os.getsid(0)
-            fields = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-            # Adopted: neither this process nor a bridge is its parent, and SIGHUP is caught, not ignored.
-            assert int(fields["PPid"]) in {1, *_reapers()}
-            assert int(fields["SigIgn"], 16) & 1 << signal.SIGHUP - 1 == 0
-            assert int(fields["SigCgt"], 16) & 1 << signal.SIGHUP - 1
-            os.kill(pid, signal.SIGHUP)
-            assert files.root.stat().st_mode & 0o777 == 0o700
-            for secret in (files.key, files.spec):
-                assert secret.stat().st_mode & 0o777 == 0o600
-            with pytest.raises(CallFailed) as twice:
-                await nodes.start("n1")
-            assert (twice.value.kind, f"pid {pid}" in twice.value.message) == ("already_running", True)
-            await nodes.nodes["n1"].close()
-            channel = await nodes.nodes["n1"].connect()
-            assert (await channel.call("open", {"job": job})).data == {"live": True, "node": "n1"}
-            assert (await channel.call("identity")).data["job"] == job
-            os.kill(pid, signal.SIGKILL)
-            await asyncio.wait_for(channel.closed.wait(), 60)
-            with pytest.raises(ChannelClosed):
-                await channel.call("identity")
-            await asyncio.to_thread(await_death, pid)
-            # A lost agent starts again on the directory that is there.
+async def test_an_agent_starts_once_detached_and_is_found_again(tmp_path: Path) -> None:
+    async with Nodes(tmp_path, 1, SLEEPS) as nodes:
+        # As seen from where a login begins, which is not where an agent runs.
+        nodes.nodes["n1"].home = Path(os.path.relpath(nodes.nodes["n1"].home))
+        # Two launches of one name at once: the keys of one must not meet the agent of the other.
+        both = await asyncio.gather(nodes.start("n1"), nodes.start("n1"), return_exceptions=True)
+        (refused,) = (one for one in both if isinstance(one, CallFailed))
+        assert refused.kind == "already_running"
+        (identity,) = (one for one in both if isinstance(one, dict))
+        assert identity["live"]
+        job = nodes.spec.job
+        files = Home(nodes.nodes["n1"].home).job(job)
+        pid = int(files.pid.read_text().split()[0])
+        assert f"serve --job {job}" in Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+        assert os.getsid(pid) != os.getsid(0)
+        fields = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        # Adopted: neither this process nor a bridge is its parent, and SIGHUP is caught, not ignored.
+        assert int(fields["PPid"]) in {1, *_reapers()}
+        assert int(fields["SigIgn"], 16) & 1 << signal.SIGHUP - 1 == 0
+        assert int(fields["SigCgt"], 16) & 1 << signal.SIGHUP - 1
+        os.kill(pid, signal.SIGHUP)
+        assert files.root.stat().st_mode & 0o777 == 0o700
+        for secret in (files.key, files.spec):
+            assert secret.stat().st_mode & 0o777 == 0o600
+        with pytest.raises(CallFailed) as twice:
             await nodes.start("n1")
-            assert int(files.pid.read_text().split()[0]) != pid
+        assert (twice.value.kind, f"pid {pid}" in twice.value.message) == ("already_running", True)
+        await nodes.nodes["n1"].close()
+        channel = await nodes.nodes["n1"].connect()
+        assert (await channel.call("open", {"job": job})).data == {"live": True, "node": "n1"}
+        assert (await channel.call("identity")).data["job"] == job
+        os.kill(pid, signal.SIGKILL)
+        await asyncio.wait_for(channel.closed.wait(), 60)
+        with pytest.raises(ChannelClosed):
+            await channel.call("identity")
+        await asyncio.to_thread(await_death, pid)
+        # A lost agent starts again on the directory that is there.
+        await nodes.start("n1")
+        assert int(files.pid.read_text().split()[0]) != pid
 
-    _run(body)
 
-
-def test_an_agent_whose_launch_is_killed_before_it_opens_the_job_ends_soon(tmp_path: Path) -> None:
+async def test_an_agent_whose_launch_is_killed_before_it_opens_the_job_ends_soon(tmp_path: Path) -> None:
     """It would block the same launch: nobody will ever name a coordinator."""
 
-    async def body() -> None:
-        async with Nodes(tmp_path, 1, SLEEPS) as nodes:
-            await nodes.begin("n1")
-            pid = int(Home(nodes.nodes["n1"].home).job(nodes.spec.job).pid.read_text().split()[0])
-            await nodes.nodes["n1"].close()
-            await asyncio.to_thread(await_death, pid)
-
-    _run(body)
+    async with Nodes(tmp_path, 1, SLEEPS) as nodes:
+        await nodes.begin("n1")
+        pid = int(Home(nodes.nodes["n1"].home).job(nodes.spec.job).pid.read_text().split()[0])
+        await nodes.nodes["n1"].close()
+        await asyncio.to_thread(await_death, pid)
 
 
 def _reapers() -> set[int]:
@@ -290,22 +266,19 @@ def _reapers() -> set[int]:
     return found
 
 
-def test_nodes_that_share_a_home_are_distinguished(tmp_path: Path) -> None:
-    async def body() -> None:
-        async with Nodes(tmp_path, 2, SLEEPS) as nodes:
-            nodes.nodes["n2"].home = nodes.nodes["n1"].home
-            await nodes.start("n1")
-            with pytest.raises(CallFailed) as shared:
-                await nodes.start("n2")
-            assert shared.value.kind == "shared_home"
-            assert "belongs to node n1" in shared.value.message
-            assert "SUPERVISOR_HOME" in shared.value.hint
-
-    _run(body)
+async def test_nodes_that_share_a_home_are_distinguished(tmp_path: Path) -> None:
+    async with Nodes(tmp_path, 2, SLEEPS) as nodes:
+        nodes.nodes["n2"].home = nodes.nodes["n1"].home
+        await nodes.start("n1")
+        with pytest.raises(CallFailed) as shared:
+            await nodes.start("n2")
+        assert shared.value.kind == "shared_home"
+        assert "belongs to node n1" in shared.value.message
+        assert "SUPERVISOR_HOME" in shared.value.hint
 
 
-def test_an_agent_that_cannot_start_says_why(tmp_path: Path) -> None:
-    async def body(node: Node, channel: Channel) -> None:
+async def test_an_agent_that_cannot_start_says_why(tmp_path: Path) -> None:
+    async with _node(tmp_path) as (_, channel):
         spec = {"job": "x", "script": "s", "nodes": [{"name": "n1", "address": "a"}]}
         with pytest.raises(CallFailed) as failed:
             await channel.call("start", {"spec": spec, "node": "n1"})
@@ -316,8 +289,6 @@ def test_an_agent_that_cannot_start_says_why(tmp_path: Path) -> None:
         assert "the agent ended while it started" in failed.value.message
         assert "ssl.SSLError" in failed.value.message
         assert (await channel.call("jobs")).data["jobs"][0]["live"] is False
-
-    _with_node(tmp_path, body)
 
 
 def test_a_step_that_does_not_begin_and_an_agent_that_does_not_accept_are_distinguished(
@@ -396,7 +367,7 @@ def test_the_bridge_ends_with_its_input_and_at_junk(tmp_path: Path, repository: 
 
 
 @pytest.mark.parametrize("version", ["3.9", "3.13"])
-def test_the_agent_file_connects_under_old_and_new_pythons(tmp_path: Path, version: str) -> None:
+async def test_the_agent_file_connects_under_old_and_new_pythons(tmp_path: Path, version: str) -> None:
     pyenv = Path(os.environ.get("PYENV_ROOT", "/root/.pyenv")) / "versions"
     found = sorted(pyenv.glob(f"{version}.*/bin/python"))
     if not found:
@@ -404,29 +375,26 @@ def test_the_agent_file_connects_under_old_and_new_pythons(tmp_path: Path, versi
     path = tmp_path / "agent.pyz"
     path.write_bytes(AgentFile.build().data)
 
-    async def body() -> None:
-        process = await asyncio.create_subprocess_exec(
-            found[0],
-            *("-W", "error", path, "connect"),
-            env={**os.environ, "SUPERVISOR_HOME": str(tmp_path / "sup")},
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-        )
-        assert process.stdout is not None
-        assert process.stdin is not None
-        assert await process.stdout.readline() == b"SUPERVISOR-AGENT 1\n"
-        channel = Channel(process.stdout, process.stdin)
-        owner = asyncio.ensure_future(channel.run())
-        assert (await channel.call("hello")).data["python"].startswith(version)
-        digest = hashlib.sha256(b"x").hexdigest()
-        manifest = {"files": [["d/f", 0o644, 1, digest]], "links": [["l", "d"]], "dirs": []}
-        await channel.call("tree_plan", {"tree": "t"}, zlib.compress(json.dumps(manifest).encode()))
-        await channel.call("tree_put", {"tree": "t", "parts": [[digest, 0, 1, 1]]}, b"x")
-        assert (await channel.call("tree_commit", {"tree": "t"})).data["changed"] == 2
-        assert (await channel.call("clean", {"job": None})).data["removed"] == []
-        await channel.close()
-        await asyncio.wait_for(process.wait(), 60)
-        await owner
-        assert process.returncode == 0
-
-    _run(body)
+    process = await asyncio.create_subprocess_exec(
+        found[0],
+        *("-W", "error", path, "connect"),
+        env={**os.environ, "SUPERVISOR_HOME": str(tmp_path / "sup")},
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stdin is not None
+    assert await process.stdout.readline() == b"SUPERVISOR-AGENT 1\n"
+    channel = Channel(process.stdout, process.stdin)
+    owner = asyncio.ensure_future(channel.run())
+    assert (await channel.call("hello")).data["python"].startswith(version)
+    digest = hashlib.sha256(b"x").hexdigest()
+    manifest = {"files": [["d/f", 0o644, 1, digest]], "links": [["l", "d"]], "dirs": []}
+    await channel.call("tree_plan", {"tree": "t"}, zlib.compress(json.dumps(manifest).encode()))
+    await channel.call("tree_put", {"tree": "t", "parts": [[digest, 0, 1, 1]]}, b"x")
+    assert (await channel.call("tree_commit", {"tree": "t"})).data["changed"] == 2
+    assert (await channel.call("clean", {"job": None})).data["removed"] == []
+    await channel.close()
+    await asyncio.wait_for(process.wait(), 60)
+    await owner
+    assert process.returncode == 0

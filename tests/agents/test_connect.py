@@ -18,7 +18,7 @@ from supervisor.inventory import Host, local
 from supervisor.ssh import AgentFile, HostError, NodeLink, connect, connect_all, openssh
 from supervisor.ssh.settings import for_host, jump_of
 from supervisor.ssh.wires import LocalWire
-from tests.agents.servers import Served, jump_host, with_hosts
+from tests.agents.servers import jump_host, serving
 
 pytestmark = pytest.mark.usefixtures("ssh_home")
 
@@ -27,8 +27,8 @@ def _noting(steps: list[str]) -> Callable[[str, str], None]:
     return lambda step, _text: steps.append(step)
 
 
-def test_the_agent_is_pushed_once(tmp_path: Path, agent: AgentFile) -> None:
-    async def body(served: Served) -> None:
+async def test_the_agent_is_pushed_once(tmp_path: Path, agent: AgentFile) -> None:
+    async with serving(tmp_path) as served:
         (host,) = served.hosts
         steps: list[list[str]] = []
         for _ in range(2):
@@ -50,11 +50,9 @@ def test_the_agent_is_pushed_once(tmp_path: Path, agent: AgentFile) -> None:
         assert (pushed / f"{agent.sha256}.pyz").stat().st_mode & 0o777 == 0o600
         assert pushed.parent.stat().st_mode & 0o777 == 0o700
 
-    with_hosts(tmp_path, body)
 
-
-def test_a_damaged_agent_is_replaced(tmp_path: Path, agent: AgentFile) -> None:
-    async def body(served: Served) -> None:
+async def test_a_damaged_agent_is_replaced(tmp_path: Path, agent: AgentFile) -> None:
+    async with serving(tmp_path) as served:
         agents = served.home(0) / ".supervisor" / "agents"
         agents.mkdir(parents=True)
         (agents / f"{agent.sha256}.pyz").write_bytes(agent.data[:1000])
@@ -62,11 +60,9 @@ def test_a_damaged_agent_is_replaced(tmp_path: Path, agent: AgentFile) -> None:
         await link.close()
         assert (agents / f"{agent.sha256}.pyz").read_bytes() == agent.data
 
-    with_hosts(tmp_path, body)
 
-
-def test_all_hosts_at_once_with_a_reason_for_each_that_fails(tmp_path: Path, agent: AgentFile) -> None:
-    async def body(served: Served) -> None:
+async def test_all_hosts_at_once_with_a_reason_for_each_that_fails(tmp_path: Path, agent: AgentFile) -> None:
+    async with serving(tmp_path, count=3) as served:
         hosts = [
             *served.hosts,
             dataclasses.replace(served.hosts[0], name="bad", python="no-such-python"),
@@ -79,11 +75,9 @@ def test_all_hosts_at_once_with_a_reason_for_each_that_fails(tmp_path: Path, age
         assert [error.step for error in found.values() if isinstance(error, HostError)] == ["python", "connect"]
         await asyncio.gather(*(link.close() for link in links))
 
-    with_hosts(tmp_path, body, count=3)
 
-
-def test_giving_up_in_the_middle_leaves_nothing(tmp_path: Path, agent: AgentFile) -> None:
-    async def body(served: Served) -> None:
+async def test_giving_up_in_the_middle_leaves_nothing(tmp_path: Path, agent: AgentFile) -> None:
+    async with serving(tmp_path, count=2) as served:
         slow = dataclasses.replace(served.hosts[1], prelude="sleep 60")
         task = asyncio.ensure_future(connect_all([served.hosts[0], slow], agent=agent))
         while not any("sleep 60" in line for line in served.demo.processes().values()):
@@ -92,35 +86,27 @@ def test_giving_up_in_the_middle_leaves_nothing(tmp_path: Path, agent: AgentFile
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    with_hosts(tmp_path, body, count=2)
 
-
-def test_a_link_notices_that_the_server_is_gone(tmp_path: Path, agent: AgentFile) -> None:
-    async def body(served: Served) -> None:
+async def test_a_link_notices_that_the_server_is_gone(tmp_path: Path, agent: AgentFile) -> None:
+    async with serving(tmp_path) as served:
         link = await connect(served.hosts[0], agent=agent)
         os.kill(link.hello["pid"], 9)
         await asyncio.wait_for(link.closed.wait(), 60)
         await link.close()
 
-    with_hosts(tmp_path, body)
 
-
-def test_this_machine_needs_no_ssh(tmp_path: Path, agent: AgentFile, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_this_machine_needs_no_ssh(tmp_path: Path, agent: AgentFile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUPERVISOR_HOME", str(tmp_path / "sup"))
-
-    async def run() -> None:
-        (host,) = local().hosts
-        link = await connect(host, agent=agent, deadline_s=30)
-        assert link.hello["home"] == str(tmp_path / "sup")
-        pid = link.hello["pid"]
-        await link.close()
-        assert not Path(f"/proc/{pid}").exists()
-
-    asyncio.run(run())
+    (host,) = local().hosts
+    link = await connect(host, agent=agent, deadline_s=30)
+    assert link.hello["home"] == str(tmp_path / "sup")
+    pid = link.hello["pid"]
+    await link.close()
+    assert not Path(f"/proc/{pid}").exists()
 
 
-def test_the_ssh_configuration_is_honoured(tmp_path: Path, agent: AgentFile, ssh_home: Path) -> None:
-    async def body(served: Served) -> None:
+async def test_the_ssh_configuration_is_honoured(tmp_path: Path, agent: AgentFile, ssh_home: Path) -> None:
+    async with serving(tmp_path) as served:
         host = served.hosts[0]
         known = served.demo.known_hosts.read_text().replace(f"[{host.ssh}]:{host.port}", "the-alias")
         (ssh_home / "known").write_text("a damaged line\n" + known)
@@ -139,8 +125,6 @@ def test_the_ssh_configuration_is_honoured(tmp_path: Path, agent: AgentFile, ssh
         with pytest.raises(HostError, match="is not in .*empty"):
             await connect(dataclasses.replace(alias, known_hosts=tmp_path / "empty"), agent=agent)
 
-    with_hosts(tmp_path, body)
-
 
 @pytest.mark.parametrize("named", ["", "IdentityAgent SSH_AUTH_SOCK", "IdentityAgent $OTHER", "IdentityAgent none"])
 def test_an_ssh_agent_may_be_named_by_a_variable(
@@ -154,19 +138,17 @@ def test_an_ssh_agent_may_be_named_by_a_variable(
         assert for_host(Host(name="n1", ssh="box", address="x")).agent == ("" if "none" in named else path)
 
 
-def test_host_keys_are_checked_whatever_the_configuration_says(
+async def test_host_keys_are_checked_whatever_the_configuration_says(
     tmp_path: Path, agent: AgentFile, ssh_home: Path
 ) -> None:
     (ssh_home / ".ssh" / "config").write_text("Host *\n  UserKnownHostsFile none\n  StrictHostKeyChecking no\n")
 
-    async def body(served: Served) -> None:
+    async with serving(tmp_path) as served:
         with pytest.raises(HostError, match="is not in"):
             await connect(dataclasses.replace(served.hosts[0], known_hosts=None), agent=agent)
 
-    with_hosts(tmp_path, body)
 
-
-def test_a_node_gets_neither_the_operators_ssh_agent_nor_variables(
+async def test_a_node_gets_neither_the_operators_ssh_agent_nor_variables(
     tmp_path: Path, agent: AgentFile, ssh_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = "Host *\n  ForwardAgent yes\n  SendEnv *\n  IdentityAgent ~/agent\n"
@@ -178,20 +160,20 @@ def test_a_node_gets_neither_the_operators_ssh_agent_nor_variables(
         received.append((dict(process.channel.get_environment_bytes()), process.channel.get_agent_path()))
         process.exit(0)
 
-    async def body(served: Served) -> None:
-        async with jump_host(served.demo, "127.0.0.1", {}, process_factory=serve) as port:
-            known = served.demo.known_hosts
-            known.write_text(known.read_text().replace(f"[127.0.0.1]:{port}", f"[127.0.0.1]:{port},[localhost]:{port}"))
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(ssh_home / "agent"))
+        async with (
+            serving(tmp_path) as served,
+            jump_host(served.demo, "127.0.0.1", {}, process_factory=serve) as port,
+        ):
+            known, here = served.demo.known_hosts, f"[127.0.0.1]:{port}"
+            known.write_text(known.read_text().replace(here, f"{here},[localhost]:{port}"))
             gate = dataclasses.replace(served.hosts[0], ssh="127.0.0.1", port=port)
             for host in (gate, dataclasses.replace(gate, ssh="localhost", proxy_jump=f"127.0.0.1:{port}")):
                 for via in ("asyncssh", "openssh"):
                     reached = dataclasses.replace(host, via=via)
                     with pytest.raises(HostError, match="exited with code 0"):
                         await connect(reached, agent=agent)
-
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(ssh_home / "agent"))
-        with_hosts(tmp_path, body)
     assert received == [({}, None)] * 4
 
 
@@ -222,8 +204,8 @@ def test_a_jump_host_may_be_an_address_with_colons(ssh_home: Path) -> None:
     assert found.jump == ("2001:db8::22", ("-o", "ProxyJump=u@[::1]:22"))
 
 
-def test_jump_hosts_are_shared_and_may_be_chained(tmp_path: Path, agent: AgentFile, ssh_home: Path) -> None:
-    async def body(served: Served) -> None:
+async def test_jump_hosts_are_shared_and_may_be_chained(tmp_path: Path, agent: AgentFile, ssh_home: Path) -> None:
+    async with serving(tmp_path, count=3) as served:
         one: dict[str, int] = {}
         two: dict[str, int] = {}
         async with (
@@ -257,8 +239,6 @@ def test_jump_hosts_are_shared_and_may_be_chained(tmp_path: Path, agent: AgentFi
             assert one["connections"] == 2
             await link.close()
 
-    with_hosts(tmp_path, body, count=3)
-
 
 def test_jump_hosts_that_lead_in_a_circle_are_an_error(agent: AgentFile, ssh_home: Path) -> None:
     (ssh_home / ".ssh" / "config").write_text("Host a\n  ProxyJump b\nHost b\n  ProxyJump a\n")
@@ -267,8 +247,8 @@ def test_jump_hosts_that_lead_in_a_circle_are_an_error(agent: AgentFile, ssh_hom
     assert ["circle" in str(one) for one in found.values()] == [True, True], found
 
 
-def test_a_refusal_of_a_jump_host_is_reported(tmp_path: Path, agent: AgentFile) -> None:
-    async def body(served: Served) -> None:
+async def test_a_refusal_of_a_jump_host_is_reported(tmp_path: Path, agent: AgentFile) -> None:
+    async with serving(tmp_path) as served:
         counts: dict[str, int] = {}
         async with jump_host(served.demo, "127.0.0.1", counts) as port:
             host = dataclasses.replace(served.hosts[0], proxy_jump=f"127.0.0.1:{port}")
@@ -279,8 +259,6 @@ def test_a_refusal_of_a_jump_host_is_reported(tmp_path: Path, agent: AgentFile) 
                 await connect(dataclasses.replace(host, proxy_jump=f"127.0.0.1:{port}"), agent=agent)
         with pytest.raises(HostError, match=r"n1: connect: jump host 127\.0\.0\.1: .* Connection refused"):
             await connect(dataclasses.replace(host, proxy_jump="127.0.0.1:1"), agent=agent)
-
-    with_hosts(tmp_path, body)
 
 
 async def test_who_does_not_wait_for_a_local_bridge_leaves_none() -> None:

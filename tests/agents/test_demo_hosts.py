@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import shlex
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
@@ -21,13 +22,11 @@ from tests.examples import nightly
 pytestmark = [nightly, pytest.mark.usefixtures("ssh_home")]
 
 
-def _with_hosts(root: Path, body: Callable[[DemoHosts], Awaitable[None]], count: int = 2) -> None:
-    async def run() -> None:
-        async with demo_hosts(count, root) as hosts:
-            await asyncio.wait_for(body(hosts), 60)
-        assert hosts.processes() == {}
-
-    asyncio.run(run())
+@contextlib.asynccontextmanager
+async def _hosts(root: Path) -> AsyncIterator[DemoHosts]:
+    async with demo_hosts(2, root) as hosts:
+        yield hosts
+    assert hosts.processes() == {}
 
 
 def _connect(hosts: DemoHosts, number: int) -> AbstractAsyncContextManager[asyncssh.SSHClientConnection]:
@@ -42,24 +41,21 @@ def _connect(hosts: DemoHosts, number: int) -> AbstractAsyncContextManager[async
     )
 
 
-def test_bytes_pass_unchanged_and_status_comes_back(tmp_path: Path) -> None:
+async def test_bytes_pass_unchanged_and_status_comes_back(tmp_path: Path) -> None:
     payload = bytes(range(256)) * 8000
 
-    async def body(hosts: DemoHosts) -> None:
-        async with _connect(hosts, 0) as connection:
-            done = await connection.run("cat; echo trouble >&2; exit 9", input=payload, encoding=None)
-            assert done.stdout == payload
-            assert done.stderr == b"trouble\n"
-            assert done.exit_status == 9
-            killed = await connection.run("kill -9 $$")
-            assert killed.exit_signal is not None
-            assert killed.exit_signal[0] == "KILL"
-
-    _with_hosts(tmp_path, body)
+    async with _hosts(tmp_path) as hosts, _connect(hosts, 0) as connection:
+        done = await connection.run("cat; echo trouble >&2; exit 9", input=payload, encoding=None)
+        assert done.stdout == payload
+        assert done.stderr == b"trouble\n"
+        assert done.exit_status == 9
+        killed = await connection.run("kill -9 $$")
+        assert killed.exit_signal is not None
+        assert killed.exit_signal[0] == "KILL"
 
 
-def test_a_wrong_key_is_refused(tmp_path: Path) -> None:
-    async def body(hosts: DemoHosts) -> None:
+async def test_a_wrong_key_is_refused(tmp_path: Path) -> None:
+    async with _hosts(tmp_path) as hosts:
         host = hosts.hosts[0]
         with pytest.raises(asyncssh.PermissionDenied):
             await asyncssh.connect(
@@ -72,11 +68,9 @@ def test_a_wrong_key_is_refused(tmp_path: Path) -> None:
                 password=None,
             )
 
-    _with_hosts(tmp_path, body)
 
-
-def test_a_lost_connection_ends_the_command_but_not_its_daemon(tmp_path: Path) -> None:
-    async def body(hosts: DemoHosts) -> None:
+async def test_a_lost_connection_ends_the_command_but_not_its_daemon(tmp_path: Path) -> None:
+    async with _hosts(tmp_path) as hosts:
         async with _connect(hosts, 0) as connection:
             line = "setsid sleep 601 </dev/null >/dev/null 2>&1 & echo $!; trap '' HUP; sleep 602"
             process = await connection.create_process(line)
@@ -90,8 +84,6 @@ def test_a_lost_connection_ends_the_command_but_not_its_daemon(tmp_path: Path) -
             await asyncio.sleep(0.01)
         os.kill(daemon, signal.SIGTERM)
         assert await asyncio.to_thread(hosts.await_end, 30.0)
-
-    _with_hosts(tmp_path, body)
 
 
 STAYS = """
@@ -118,8 +110,8 @@ def test_hosts_that_go_reap_a_command_that_is_just_being_ended(tmp_path: Path) -
     gc.collect()
 
 
-def test_what_does_not_end_is_killed_and_named(tmp_path: Path) -> None:
-    async def body(hosts: DemoHosts) -> None:
+async def test_what_does_not_end_is_killed_and_named(tmp_path: Path) -> None:
+    async with _hosts(tmp_path) as hosts:
         async with _connect(hosts, 0) as connection:
             line = "trap '' TERM; echo up; while :; do sleep 600; done"
             await connection.run(f'setsid sh -c "{line}" </dev/null >$HOME/said 2>&1 & :')
@@ -128,5 +120,3 @@ def test_what_does_not_end_is_killed_and_named(tmp_path: Path) -> None:
         killed = await asyncio.to_thread(hosts.end_processes, 0.2)
         assert any("trap" in command for command in killed)
         assert hosts.processes() == {}
-
-    _with_hosts(tmp_path, body)

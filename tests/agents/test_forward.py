@@ -18,7 +18,7 @@ from supervisor.inventory import local
 from supervisor.ssh import AgentFile, connect
 from supervisor.ssh.forward import HERE, Forward
 from supervisor.ssh.srun import SrunWire
-from tests.agents.servers import Served, with_hosts
+from tests.agents.servers import serving
 
 pytestmark = pytest.mark.usefixtures("ssh_home")
 
@@ -55,8 +55,8 @@ def taken_port() -> tuple[socket.socket, int]:
     return bound, bound.getsockname()[1]
 
 
-def test_bytes_go_both_ways_also_over_the_next_connection(tmp_path: Path, agent: AgentFile) -> None:
-    async def body(served: Served) -> None:
+async def test_bytes_go_both_ways_also_over_the_next_connection(tmp_path: Path, agent: AgentFile) -> None:
+    async with serving(tmp_path) as served:
         (host,) = served.hosts
         links = [await connect(host, agent=agent)]
         bound, port = taken_port()
@@ -85,11 +85,9 @@ def test_bytes_go_both_ways_also_over_the_next_connection(tmp_path: Path, agent:
                 await ask(forward.local, b"")
         await links[-1].close()
 
-    with_hosts(tmp_path, body)
 
-
-def test_a_forward_waits_for_a_program_that_is_started_later(tmp_path: Path, agent: AgentFile) -> None:
-    async def body(served: Served) -> None:
+async def test_a_forward_waits_for_a_program_that_is_started_later(tmp_path: Path, agent: AgentFile) -> None:
+    async with serving(tmp_path) as served:
         link = await connect(served.hosts[0], agent=agent)
         bound, port = taken_port()
         forward = Forward("n1", port, functools.partial(link.open_port, port))
@@ -101,15 +99,13 @@ def test_a_forward_waits_for_a_program_that_is_started_later(tmp_path: Path, age
         await forward.close()
         await link.close()
 
-    with_hosts(tmp_path, body)
 
-
-def test_who_cannot_forward_says_why(tmp_path: Path, agent: AgentFile, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_cannot_forward_says_why(tmp_path: Path, agent: AgentFile, monkeypatch: pytest.MonkeyPatch) -> None:
     def forbid(*_args: object) -> bool:
         # As sshd does with AllowTcpForwarding no.
         raise asyncssh.ChannelOpenError(asyncssh.OPEN_ADMINISTRATIVELY_PROHIBITED, "open failed")
 
-    async def body(served: Served) -> None:
+    async with serving(tmp_path) as served:
         link = await connect(served.hosts[0], agent=agent)
         monkeypatch.setattr(demo._Login, "connection_requested", forbid)
         with pytest.raises(RequestFailed, match="the SSH server of n1 does not forward ports: open failed") as failed:
@@ -126,5 +122,3 @@ def test_who_cannot_forward_says_why(tmp_path: Path, agent: AgentFile, monkeypat
         with pytest.raises(RequestFailed, match="is this machine: open http://localhost:6006"):
             await here.open_port(6006)
         await here.close()
-
-    with_hosts(tmp_path, body)

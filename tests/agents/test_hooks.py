@@ -86,34 +86,9 @@ async def until_lines(path: Path, count: int) -> list[str]:
     return found
 
 
-def test_a_job_reports_to_its_hooks_and_prometheus(tmp_path: Path) -> None:
+async def test_a_job_reports_to_its_hooks_and_prometheus(tmp_path: Path) -> None:
     everything = ("failure", "hang", "recovery", "end")
     slow = f": {SECRET}; tr '\\0' ' ' < /proc/$$/cmdline > argv; sleep 1000 & echo $! > pid; wait"
-
-    async def check(server: Web, port: int) -> None:
-        hooks = (
-            Hook(everything, command=WRITE),
-            Hook(("failure", "end"), url=server.url),
-            Hook(("end",), command=slow, timeout=6.0, retries=0),
-        )
-        async with Nodes(tmp_path, 1, LIGHT, hooks=hooks, metrics_port=port) as nodes:
-            await nodes.launch()
-            await nodes.until("generation_running")
-            text = await asyncio.to_thread(get, port)
-            assert 'supervisor_job_state{job="job-test",state="running"} 1\n' in text
-            assert 'supervisor_ranks{job="job-test",state="running"} 1\n' in text
-            with pytest.raises(urllib.error.HTTPError, match="404"):
-                await asyncio.to_thread(get, port, "/")
-            (nodes.work / "fail_0_0").touch()
-            await nodes.until("incident_healed", generation=1)
-            agent = (await nodes.call("n1", "status"))["nodes"][0]["agent_pid"]
-            (nodes.work / "stop").touch()
-            # Who looks on is not held up by a hook that hangs.
-            seen = [event async for event in nodes.events("n1")]
-            assert not [one for one in seen if one["type"] == "hook_failed"]
-            await nodes.nodes["n1"].close()
-            await wait_gone([agent])
-            check_journal(nodes, [(one["event"], one["record"]["type"]) for one in server.heard])
 
     def check_journal(nodes: Nodes, heard: list[tuple[str, str]]) -> None:
         written = lines(nodes.work / "heard")
@@ -137,7 +112,29 @@ def test_a_job_reports_to_its_hooks_and_prometheus(tmp_path: Path) -> None:
         assert failed["reason"] == "hook 3 (end): the command took more than 6 s and was killed"
 
     with web(500) as server, reserved_port() as port:
-        asyncio.run(check(server, port))
+        hooks = (
+            Hook(everything, command=WRITE),
+            Hook(("failure", "end"), url=server.url),
+            Hook(("end",), command=slow, timeout=6.0, retries=0),
+        )
+        async with Nodes(tmp_path, 1, LIGHT, hooks=hooks, metrics_port=port) as nodes:
+            await nodes.launch()
+            await nodes.until("generation_running")
+            text = await asyncio.to_thread(get, port)
+            assert 'supervisor_job_state{job="job-test",state="running"} 1\n' in text
+            assert 'supervisor_ranks{job="job-test",state="running"} 1\n' in text
+            with pytest.raises(urllib.error.HTTPError, match="404"):
+                await asyncio.to_thread(get, port, "/")
+            (nodes.work / "fail_0_0").touch()
+            await nodes.until("incident_healed", generation=1)
+            agent = (await nodes.call("n1", "status"))["nodes"][0]["agent_pid"]
+            (nodes.work / "stop").touch()
+            # Who looks on is not held up by a hook that hangs.
+            seen = [event async for event in nodes.events("n1")]
+            assert not [one for one in seen if one["type"] == "hook_failed"]
+            await nodes.nodes["n1"].close()
+            await wait_gone([agent])
+            check_journal(nodes, [(one["event"], one["record"]["type"]) for one in server.heard])
 
 
 def test_the_next_coordinator_sends_unsent_reports(tmp_path: Path) -> None:
@@ -211,8 +208,8 @@ async def test_a_report_that_the_journal_has_is_not_sent_again(tmp_path: Path) -
     await new.hooks.close()
 
 
-def test_a_failed_hook_says_why_and_not_where(tmp_path: Path) -> None:
-    async def check(server: Web, silent: int) -> None:
+async def test_a_failed_hook_says_why_and_not_where(tmp_path: Path) -> None:
+    with web(302) as server, reserved_port() as silent:
         hooks = (
             Hook(("end",), url=f"http://127.0.0.1:{silent}/{SECRET}", retries=0),
             Hook(("end",), url=server.url, retries=0),
@@ -231,9 +228,6 @@ def test_a_failed_hook_says_why_and_not_where(tmp_path: Path) -> None:
         ]
         assert SECRET not in repr(hooks)
         await desk.hooks.close()
-
-    with web(302) as server, reserved_port() as silent:
-        asyncio.run(check(server, silent))
 
 
 async def test_a_queue_is_bounded(tmp_path: Path) -> None:

@@ -80,43 +80,40 @@ class Edits(Nodes):
             await node.close()
 
 
-def test_the_next_job_of_the_tree_is_warm_and_runs_the_edited_script(
+async def test_the_next_job_of_the_tree_is_warm_and_runs_the_edited_script(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def run() -> None:
-        jobs = Edits(tmp_path)
-        monkeypatch.setenv("SSH_CONNECTION", "a login")
-        try:
-            assert await jobs.run("first-1", "one") == (
-                {"warm": False, "why": "nothing was loaded before"},
-                "one a login\n",
-            )
-            row = await jobs.kept("first-1")
-            assert time.time() < row["warm_until_ns"] / 1e9 < time.time() + 600
-            assert row["state"] == "succeeded"
-            monkeypatch.setenv("SSH_CONNECTION", "another one")
-            assert await jobs.run("other-2", "two") == ({"warm": True, "why": ""}, "two another one\n")
-            assert jobs.pid("other-2") == jobs.pid("first-1")
-            assert left_over(Home(jobs.nodes["n1"].home)) == []
-            # It takes other arguments.
-            assert await jobs.run("third-3", "three", args=("-v",)) == (
-                {"warm": True, "why": ""},
-                "three another one\n",
-            )
-            # Another script leaves it alone.
-            (jobs.work / "else.py").write_text("")
-            assert not (await jobs.run("third-4", "four", script="else.py"))[0]["warm"]
-            assert jobs.pid("third-4") != jobs.pid("third-3")
-            await jobs.kept("third-3")
-            await jobs.kept("third-4")
-            assert sorted((await jobs.ask("clean"))["removed"]) == ["first-1", "other-2", "third-3", "third-4"]
-            await jobs.disconnect()
-            while jobs.all_pids():
-                await asyncio.sleep(0.05)
-        finally:
-            await jobs.end()
-
-    asyncio.run(asyncio.wait_for(run(), 3 * WAIT_S))
+    jobs = Edits(tmp_path)
+    monkeypatch.setenv("SSH_CONNECTION", "a login")
+    try:
+        assert await jobs.run("first-1", "one") == (
+            {"warm": False, "why": "nothing was loaded before"},
+            "one a login\n",
+        )
+        row = await jobs.kept("first-1")
+        assert time.time() < row["warm_until_ns"] / 1e9 < time.time() + 600
+        assert row["state"] == "succeeded"
+        monkeypatch.setenv("SSH_CONNECTION", "another one")
+        assert await jobs.run("other-2", "two") == ({"warm": True, "why": ""}, "two another one\n")
+        assert jobs.pid("other-2") == jobs.pid("first-1")
+        assert left_over(Home(jobs.nodes["n1"].home)) == []
+        # It takes other arguments.
+        assert await jobs.run("third-3", "three", args=("-v",)) == (
+            {"warm": True, "why": ""},
+            "three another one\n",
+        )
+        # Another script leaves it alone.
+        (jobs.work / "else.py").write_text("")
+        assert not (await jobs.run("third-4", "four", script="else.py"))[0]["warm"]
+        assert jobs.pid("third-4") != jobs.pid("third-3")
+        await jobs.kept("third-3")
+        await jobs.kept("third-4")
+        assert sorted((await jobs.ask("clean"))["removed"]) == ["first-1", "other-2", "third-3", "third-4"]
+        await jobs.disconnect()
+        while jobs.all_pids():
+            await asyncio.sleep(0.05)
+    finally:
+        await jobs.end()
 
 
 async def test_what_is_kept_ends_with_its_owner_and_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import os
 import resource
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -70,15 +70,13 @@ class Port:
         await asyncio.gather(*self._running, return_exceptions=True)
 
 
-def at_port(root: Path, check: Callable[[Port], Awaitable[None]]) -> None:
-    async def run() -> None:
-        port = Port(root)
-        try:
-            await asyncio.wait_for(check(port), WAIT_S)
-        finally:
-            await port.close()
-
-    asyncio.run(run())
+@contextlib.asynccontextmanager
+async def at_port(root: Path) -> AsyncIterator[Port]:
+    port = Port(root)
+    try:
+        yield port
+    finally:
+        await port.close()
 
 
 async def is_dropped(stranger: asyncio.StreamReader) -> bool:
@@ -89,12 +87,12 @@ async def is_dropped(stranger: asyncio.StreamReader) -> bool:
 
 
 @pytest.mark.parametrize("text", [b"", b"\x16"], ids=["silent", "half a hello"])
-def test_strangers_have_little_room_and_nodes_get_in(
+async def test_strangers_have_little_room_and_nodes_get_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bytes
 ) -> None:
     monkeypatch.setattr(listening, "HANDSHAKE_S", 10 * WAIT_S)
 
-    async def check(port: Port) -> None:
+    async with at_port(tmp_path) as port:
         before = await port.join()
         strangers = [await port.come(text=text) for _ in range(3 * ROOM)]
         assert all([await is_dropped(one) for one in strangers[: 2 * ROOM]])
@@ -102,35 +100,29 @@ def test_strangers_have_little_room_and_nodes_get_in(
         await port.join()
         await before.call("hello", timeout=WAIT_S)
 
-    at_port(tmp_path, check)
 
-
-def test_an_address_with_many_strangers_loses_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_address_with_many_strangers_loses_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening, "HANDSHAKE_S", 10 * WAIT_S)
 
-    async def check(port: Port) -> None:
+    async with at_port(tmp_path) as port:
         other = await port.come("127.0.0.3")
         strangers = [await port.come("127.0.0.2") for _ in range(3 * ROOM)]
         assert all([await is_dropped(one) for one in strangers[: 2 * ROOM]])
         assert not other.at_eof()
 
-    at_port(tmp_path, check)
 
-
-def test_a_stranger_who_says_nothing_is_gone_after_the_deadline(
+async def test_a_stranger_who_says_nothing_is_gone_after_the_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listening, "HANDSHAKE_S", 0.2)
 
-    async def check(port: Port) -> None:
+    async with at_port(tmp_path) as port:
         assert await is_dropped(await port.come())
         assert await is_dropped(await port.come(text=b"\x16"))
 
-    at_port(tmp_path, check)
 
-
-def test_a_node_has_few_connections_and_the_most_silent_one_goes_first(tmp_path: Path) -> None:
-    async def check(port: Port) -> None:
+async def test_a_node_has_few_connections_and_the_most_silent_one_goes_first(tmp_path: Path) -> None:
+    async with at_port(tmp_path) as port:
         channels = [await port.join() for _ in range(PER_NODE)]
         await channels[0].call("hello", timeout=WAIT_S)
         await port.join()
@@ -138,11 +130,9 @@ def test_a_node_has_few_connections_and_the_most_silent_one_goes_first(tmp_path:
         await channels[0].call("hello", timeout=WAIT_S)
         assert not any(one.closed.is_set() for one in channels[2:])
 
-    at_port(tmp_path, check)
 
-
-def test_an_authority_counts_from_the_next_connection_on(tmp_path: Path) -> None:
-    async def check(port: Port) -> None:
+async def test_an_authority_counts_from_the_next_connection_on(tmp_path: Path) -> None:
+    async with at_port(tmp_path) as port:
         added = make_authority("job")
         stranger = files_for(tmp_path / "n3", "n3", added)
         stranger.ca.write_text(stranger.ca.read_text() + port.n2.ca.read_text())
@@ -151,8 +141,6 @@ def test_an_authority_counts_from_the_next_connection_on(tmp_path: Path) -> None
         authorities.add(port.n1.ca, added.ca)
         await port.join(stranger)
         await port.join()
-
-    at_port(tmp_path, check)
 
 
 def test_what_is_no_certificate_changes_nothing(tmp_path: Path) -> None:
@@ -164,7 +152,7 @@ def test_what_is_no_certificate_changes_nothing(tmp_path: Path) -> None:
     assert files.ca.read_bytes() == before
 
 
-def test_no_descriptor_for_a_connection_is_no_busy_loop(
+async def test_no_descriptor_for_a_connection_is_no_busy_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     accept = socket.socket.accept
@@ -177,13 +165,11 @@ def test_no_descriptor_for_a_connection_is_no_busy_loop(
 
     monkeypatch.setattr(listening, "EXHAUSTED_S", 0.1)
 
-    async def check(port: Port) -> None:
+    async with at_port(tmp_path) as port:
         monkeypatch.setattr(socket.socket, "accept", fail_at_first)
         await port.join()
         texts = [record.getMessage() for record in caplog.records if record.name == listening.__name__]
         assert texts == ["no connection can be accepted: [Errno 24] Too many open files"] * 2
-
-    at_port(tmp_path, check)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +207,7 @@ def _resident_mb(pid: int) -> float:
     return int(fields[0]) / 1024
 
 
-def test_idle_connections_harm_neither_the_agent_nor_its_job(tmp_path: Path) -> None:
+async def test_idle_connections_harm_neither_the_agent_nor_its_job(tmp_path: Path) -> None:
     """More of them than the agent may have open files by the user's limit, which its workers keep."""
     limit = f'ulimit -S -n {USERS_LIMIT}; exec "$@"'
 
@@ -249,9 +235,6 @@ def test_idle_connections_harm_neither_the_agent_nor_its_job(tmp_path: Path) -> 
         await nodes.until("job_succeeded")
         assert int((nodes.work / "limit").read_text()) == USERS_LIMIT
 
-    async def run() -> None:
-        async with Nodes(tmp_path, 1, PRINTS_ITS_LIMIT, prefix=("sh", "-c", limit, "sh")) as nodes:
-            await check(nodes)
-
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[1] > USERS_LIMIT
-    asyncio.run(run())
+    async with Nodes(tmp_path, 1, PRINTS_ITS_LIMIT, prefix=("sh", "-c", limit, "sh")) as nodes:
+        await check(nodes)

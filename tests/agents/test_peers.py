@@ -141,7 +141,7 @@ async def test_a_dead_agent_is_distinguished_from_a_silent_one() -> None:
         assert await peers.is_dead("127.0.0.1", port)
 
 
-def test_an_address_from_hearsay_is_dialled_and_proves_no_death(tmp_path: Path) -> None:
+async def test_an_address_from_hearsay_is_dialled_and_proves_no_death(tmp_path: Path) -> None:
     """n2 lives, and another node says that it is where nothing listens."""
     authority = make_authority("job")
     server_files, files = files_for(tmp_path / "a", "n2", authority), files_for(tmp_path / "b", "n1", authority)
@@ -149,7 +149,7 @@ def test_an_address_from_hearsay_is_dialled_and_proves_no_death(tmp_path: Path) 
     async def accepted(peer: peers.Certified, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await Channel(reader, writer, who).run()
 
-    async def check(held: contextlib.ExitStack) -> None:
+    with contextlib.ExitStack() as held:
         wrong = {"address": "127.0.0.1", "port": held.enter_context(reserved_port())}
         tasks = Tasks()
         server = listen(server_files, 0, accepted, lambda: 2)
@@ -178,9 +178,6 @@ def test_an_address_from_hearsay_is_dialled_and_proves_no_death(tmp_path: Path) 
         known.learn({"n3": wrong}, certain=True)
         assert await known.is_dead("n3"), "by its own word it listened there"
         await tasks.close()
-
-    with contextlib.ExitStack() as held:
-        asyncio.run(check(held))
 
 
 def test_the_offset_is_that_of_the_quietest_moment() -> None:
@@ -211,7 +208,7 @@ def test_key_material_that_cannot_be_read_is_no_crash(tmp_path: Path) -> None:
         asyncio.run(peers.connect(peers.Tls(files), "n2", "127.0.0.1", 1, who))
 
 
-def test_an_order_that_overtakes_the_answer_to_join_is_reported_too(tmp_path: Path) -> None:
+async def test_an_order_that_overtakes_the_answer_to_join_is_reported_too(tmp_path: Path) -> None:
     """Else a coordinator waits for a node that has stopped long ago."""
 
     async def check(nodes: Nodes) -> None:
@@ -239,8 +236,5 @@ def test_an_order_that_overtakes_the_answer_to_join_is_reported_too(tmp_path: Pa
         finally:
             server.close()
 
-    async def run() -> None:
-        async with Nodes(tmp_path, 2, "") as nodes:
-            await check(nodes)
-
-    asyncio.run(run())
+    async with Nodes(tmp_path, 2, "") as nodes:
+        await check(nodes)

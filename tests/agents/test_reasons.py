@@ -20,7 +20,7 @@ import pytest
 from supervisor.cli import main
 from supervisor.inventory import Host
 from supervisor.ssh import AgentFile, HostError, boot, connect
-from tests.agents.servers import Served, with_hosts
+from tests.agents.servers import serving
 from tests.hostile import HOSTILE, check_harmless
 
 pytestmark = pytest.mark.usefixtures("ssh_home")
@@ -33,8 +33,8 @@ async def _failure(host: Host, agent: AgentFile, deadline_s: float = 20) -> Host
     return failed.value
 
 
-def test_an_unknown_host_key(tmp_path: Path, agent: AgentFile) -> None:
-    async def body(served: Served) -> None:
+async def test_an_unknown_host_key(tmp_path: Path, agent: AgentFile) -> None:
+    async with serving(tmp_path) as served:
         error = await _failure(dataclasses.replace(served.hosts[0], known_hosts=None), agent)
         host = served.hosts[0]
         key = served.demo.known_hosts.read_text().split(" ", 1)[1]
@@ -44,11 +44,9 @@ def test_an_unknown_host_key(tmp_path: Path, agent: AgentFile) -> None:
         assert f"ED25519 key fingerprint is {fingerprint}" in error.reason
         assert f"ssh-keyscan -p {host.port} {host.ssh} >> " in error.hint
 
-    with_hosts(tmp_path, body)
 
-
-def test_a_host_key_that_has_changed(tmp_path: Path, agent: AgentFile) -> None:
-    async def body(served: Served) -> None:
+async def test_a_host_key_that_has_changed(tmp_path: Path, agent: AgentFile) -> None:
+    async with serving(tmp_path) as served:
         host = served.hosts[0]
         for kind in ("ssh-ed25519", "ecdsa-sha2-nistp256"):
             other = asyncssh.generate_private_key(kind).export_public_key("openssh").decode()
@@ -58,11 +56,9 @@ def test_a_host_key_that_has_changed(tmp_path: Path, agent: AgentFile) -> None:
             assert "has changed" in error.reason
             assert f"ssh-keygen -f {known} -R '[{host.ssh}]:{host.port}'" in error.hint
 
-    with_hosts(tmp_path, body)
 
-
-def test_a_key_that_is_not_let_in(tmp_path: Path, agent: AgentFile) -> None:
-    async def body(served: Served) -> None:
+async def test_a_key_that_is_not_let_in(tmp_path: Path, agent: AgentFile) -> None:
+    async with serving(tmp_path) as served:
         wrong = tmp_path / "wrong"
         wrong.write_bytes(asyncssh.generate_private_key("ssh-ed25519").export_private_key("openssh"))
         host = dataclasses.replace(served.hosts[0], identity_file=wrong, user="somebody")
@@ -72,8 +68,6 @@ def test_a_key_that_is_not_let_in(tmp_path: Path, agent: AgentFile) -> None:
         assert error.hint.startswith("try by hand: ssh -l somebody -p ")
         nothing = await _failure(dataclasses.replace(host, identity_file=None), agent)
         assert "keys tried: none, there is no key here; ssh says: " in nothing.reason
-
-    with_hosts(tmp_path, body)
 
 
 async def test_no_connection(tmp_path: Path, agent: AgentFile) -> None:
@@ -119,14 +113,15 @@ def test_an_ssh_configuration_that_cannot_be_read(ssh_home: Path, agent: AgentFi
     assert "config line 2" in error.reason
 
 
-def test_python_that_is_missing_old_or_broken(tmp_path: Path, agent: AgentFile) -> None:
+async def test_python_that_is_missing_old_or_broken(tmp_path: Path, agent: AgentFile) -> None:
     script = tmp_path / "broken"
     script.write_text("#!/bin/sh\necho This account is not available. >&2\nexit 1\n")
     script.chmod(0o755)
     plain = tmp_path / "plain"
     plain.write_text("no program")
 
-    async def body(served: Served) -> None:
+    async with serving(tmp_path) as served:
+
         async def why(python: str) -> HostError:
             return await _failure(dataclasses.replace(served.hosts[0], python=python), agent)
 
@@ -138,26 +133,23 @@ def test_python_that_is_missing_old_or_broken(tmp_path: Path, agent: AgentFile) 
         assert "exited with code 1" in broken.reason
         assert "This account is not available." in broken.reason
 
-    with_hosts(tmp_path, body)
-
 
 _PYENV = Path(os.environ.get("PYENV_ROOT", "/root/.pyenv")) / "versions"
 OLD = [path for version in ("2.7", "3.6", "3.8") for path in _PYENV.glob(f"{version}.*/bin/python")]
 
 
 @pytest.mark.parametrize("python", [pytest.param(path, id=path.parent.parent.name) for path in OLD])
-def test_an_old_python_can_still_say_so(tmp_path: Path, agent: AgentFile, python: Path) -> None:
-    async def body(served: Served) -> None:
+async def test_an_old_python_can_still_say_so(tmp_path: Path, agent: AgentFile, python: Path) -> None:
+    async with serving(tmp_path) as served:
         error = await _failure(dataclasses.replace(served.hosts[0], python=str(python)), agent)
         assert error.step == "python"
         assert f"python too old: {python}" in error.reason
         assert f"is Python {python.parent.parent.name}" in error.reason
 
-    with_hosts(tmp_path, body)
 
+async def test_a_prelude_that_fails(tmp_path: Path, agent: AgentFile) -> None:
+    async with serving(tmp_path) as served:
 
-def test_a_prelude_that_fails(tmp_path: Path, agent: AgentFile) -> None:
-    async def body(served: Served) -> None:
         async def why(prelude: str) -> HostError:
             return await _failure(dataclasses.replace(served.hosts[0], prelude=prelude), agent)
 
@@ -169,13 +161,11 @@ def test_a_prelude_that_fails(tmp_path: Path, agent: AgentFile) -> None:
         assert "prelude failed" in (await why("if")).reason
         assert "prelude failed" in (await why("module load cuda")).reason
 
-    with_hosts(tmp_path, body)
 
-
-def test_a_slow_prelude_is_waited_for_beyond_the_connection(
+async def test_a_slow_prelude_is_waited_for_beyond_the_connection(
     tmp_path: Path, agent: AgentFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def body(served: Served) -> None:
+    async with serving(tmp_path) as served:
         host = dataclasses.replace(served.hosts[0], prelude="echo loading cuda >&2; sleep 5")
         await (await connect(host, agent=agent, deadline_s=4)).close()
         monkeypatch.setattr(boot, "BOOT_DEADLINE_S", 2.0)
@@ -183,20 +173,16 @@ def test_a_slow_prelude_is_waited_for_beyond_the_connection(
         error = await _failure(host, agent)
         assert (error.step, error.reason) == ("prelude", "timeout: no answer within 2 s; it printed: loading cuda")
 
-    with_hosts(tmp_path, body)
 
-
-def test_a_prelude_changes_the_environment_and_cannot_spoil_the_wire(tmp_path: Path, agent: AgentFile) -> None:
-    async def body(served: Served) -> None:
+async def test_a_prelude_changes_the_environment_and_cannot_spoil_the_wire(tmp_path: Path, agent: AgentFile) -> None:
+    async with serving(tmp_path) as served:
         prelude = 'export SUPERVISOR_HOME="$HOME/it\'s {!} \\"%s\\" ü"\necho SUPERVISOR-NEED; cat; echo on stdout'
         link = await connect(dataclasses.replace(served.hosts[0], prelude=prelude), agent=agent)
         assert link.hello["home"] == str(served.home(0) / 'it\'s {!} "%s" ü')
         await link.close()
 
-    with_hosts(tmp_path, body)
 
-
-def test_noise_before_the_greeting_is_skipped(
+async def test_noise_before_the_greeting_is_skipped(
     tmp_path: Path, agent: AgentFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noisy = tmp_path / "noisy"
@@ -209,43 +195,36 @@ def test_noise_before_the_greeting_is_skipped(
     # Who never stops printing does not end: there is no exit code to wait for.
     monkeypatch.setattr(boot, "EXIT_DEADLINE_S", 600.0)
 
-    async def body(served: Served) -> None:
+    async with serving(tmp_path) as served:
         link = await connect(dataclasses.replace(served.hosts[0], python=str(noisy)), agent=agent)
         await link.close()
         here = Host(name="here", ssh="localhost", address="x", python=str(endless), local=True)
         error = await _failure(here, agent)
         assert "never stops printing" in error.reason
 
-    with_hosts(tmp_path, body)
 
-
-def test_a_home_that_cannot_be_written(tmp_path: Path, agent: AgentFile) -> None:
-    async def body(served: Served) -> None:
+async def test_a_home_that_cannot_be_written(tmp_path: Path, agent: AgentFile) -> None:
+    async with serving(tmp_path) as served:
         (tmp_path / "file").touch()
         for home in ("/proc/nowhere", str(tmp_path / "file" / "below")):
             error = await _failure(dataclasses.replace(served.hosts[0], env={"SUPERVISOR_HOME": home}), agent)
             assert (error.step, "home not writable" in error.reason) == ("push", True), error
             assert "SUPERVISOR_HOME" in error.hint
 
-    with_hosts(tmp_path, body)
-
 
 @pytest.mark.skipif(os.getuid() != 0, reason="mounts a small file system")
-def test_a_disk_that_is_full_at_the_push(tmp_path: Path, agent: AgentFile) -> None:
+async def test_a_disk_that_is_full_at_the_push(tmp_path: Path, agent: AgentFile) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0700,size=64k", "tmpfs", disk], check=True)
     try:
-
-        async def body(served: Served) -> None:
+        async with serving(tmp_path) as served:
             error = await _failure(dataclasses.replace(served.hosts[0], env={"SUPERVISOR_HOME": str(disk)}), agent)
             assert error.step == "push"
             assert "disk full" in error.reason
             assert f"{len(agent.data)} bytes are needed" in error.reason
             assert str(disk) in error.reason
             assert list((disk / "agents").iterdir()) == []
-
-        with_hosts(tmp_path, body)
     finally:
         subprocess.run(["umount", disk], check=True)
 

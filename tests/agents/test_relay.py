@@ -30,7 +30,7 @@ from supervisor.ssh import HostError, MalformedAnswer
 from supervisor.ssh.answers import PASSED_ON, HostChannel, RelayedChannel
 from tests.agents.test_agent_parts import agents, running
 from tests.agents.test_session import has, planned, until
-from tests.agents.test_session_hosts import WAIT_S, Hosts, hosts
+from tests.agents.test_session_hosts import WAIT_S, hosts
 
 pytestmark = pytest.mark.usefixtures("drop_half_open")
 
@@ -78,13 +78,14 @@ async def everything_is_there_through_n1(session: Session) -> None:
         await session.request("signal", ranks=[1], signal="USR1")
 
 
-def test_logs_stacks_and_nccl_come_through_another_node_until_the_host_is_connected_again(
+async def test_logs_stacks_and_nccl_come_through_another_node_until_the_host_is_connected_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_link, "LONGEST_DELAY", 0.5)
     away = cut(monkeypatch)
 
-    async def scenario(made: Hosts) -> None:
+    with hosts(tmp_path, 2) as made:
+        (made.work / "talk.py").write_text(UNTIL_TOLD)
         async with planned(made.inventory(), made, str(tmp_path / "over")) as session:
             link, seen = session.links["n2"], list[str]()
 
@@ -113,10 +114,6 @@ def test_logs_stacks_and_nccl_come_through_another_node_until_the_host_is_connec
             await asyncio.wait_for(following, WAIT_S)
             assert session.state == "succeeded"
             assert seen == [*(f"rank 1 line {number}" for number in range(len(seen) - 1)), "rank 1 over"]
-
-    with hosts(tmp_path, 2) as made:
-        (made.work / "talk.py").write_text(UNTIL_TOLD)
-        asyncio.run(asyncio.wait_for(scenario(made), 3 * WAIT_S))
 
 
 @contextlib.asynccontextmanager

@@ -73,10 +73,10 @@ async def collect(session: Session, selection: Selection, start: str) -> dict[tu
     return got
 
 
-def test_a_job_from_launch_to_end_over_links_that_are_lost(tmp_path: Path) -> None:
+async def test_a_job_from_launch_to_end_over_links_that_are_lost(tmp_path: Path) -> None:
     """No byte and no event goes with them."""
 
-    async def scenario(made: Hosts) -> None:
+    with hosts(tmp_path, 2) as made:
         async with planned(made.inventory(), made, "400", "0.005") as session:
             await session.ready()
             following = asyncio.ensure_future(collect(session, ALL, "begin"))
@@ -104,9 +104,6 @@ def test_a_job_from_launch_to_end_over_links_that_are_lost(tmp_path: Path) -> No
             last = (await merged(later, Selection(streams=("stdout",)), 10)).rows
             assert 10 <= len(last) <= 12
             assert last[-1].text.endswith(b"half line")
-
-    with hosts(tmp_path, 2) as made:
-        asyncio.run(scenario(made))
 
 
 class Typist:
@@ -164,8 +161,8 @@ def _is_whole(event: Mapping[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("killed", [pytest.param(("n1", "n3"), marks=nightly), ("n1", "n2", "n3")], ids=" ".join)
-def test_agents_that_are_killed_together_come_back_as_one_job(tmp_path: Path, killed: tuple[str, ...]) -> None:
-    async def scenario(made: Hosts) -> None:
+async def test_agents_that_are_killed_together_come_back_as_one_job(tmp_path: Path, killed: tuple[str, ...]) -> None:
+    with hosts(tmp_path, 3, min_nodes=1) as made:
         async with planned(made.inventory(), made, "100000", "0.05") as session:
             await session.ready()
             await until(session, lambda: has(session, "generation_running"))
@@ -177,16 +174,13 @@ def test_agents_that_are_killed_together_come_back_as_one_job(tmp_path: Path, ki
             await session.request("stop", kill=True)
             await until(session, lambda: session.ended)
 
-    with hosts(tmp_path, 3, min_nodes=1) as made:
-        asyncio.run(scenario(made))
 
-
-def test_restart_remove_add_and_stop(tmp_path: Path) -> None:
+async def test_restart_remove_add_and_stop(tmp_path: Path) -> None:
     async def steer(session: Session, verb: str, **args: Any) -> None:
         answer = await session.request(verb, **args)
         await until(session, lambda: has(session, "generation_running", answer["generation"]))
 
-    async def scenario(made: Hosts) -> None:
+    with hosts(tmp_path, 2, min_nodes=1) as made:
         async with planned(made.inventory(), made, "100000", "0.05") as session:
             await session.ready()
             await until(session, lambda: has(session, "generation_running"))
@@ -237,12 +231,9 @@ def test_restart_remove_add_and_stop(tmp_path: Path) -> None:
             with pytest.raises(RequestFailed, match="over"):
                 await session.request("restart")
 
-    with hosts(tmp_path, 2, min_nodes=1) as made:
-        asyncio.run(scenario(made))
 
-
-def test_too_few_nodes_leave_nothing_behind(tmp_path: Path) -> None:
-    async def scenario(made: Hosts) -> None:
+async def test_too_few_nodes_leave_nothing_behind(tmp_path: Path) -> None:
+    with hosts(tmp_path, 2) as made:
         inventory = made.inventory(n2={"python": "/no/such/python3"})
         async with planned(inventory, made, "5") as session:
             with pytest.raises(LaunchFailed) as caught:
@@ -253,12 +244,9 @@ def test_too_few_nodes_leave_nothing_behind(tmp_path: Path) -> None:
         assert made.agents() == {}
         assert list(made.root.glob("n*/jobs/job-t")) == []
 
+
+async def test_a_launch_that_is_given_up_leaves_nothing_behind(tmp_path: Path) -> None:
     with hosts(tmp_path, 2) as made:
-        asyncio.run(scenario(made))
-
-
-def test_a_launch_that_is_given_up_leaves_nothing_behind(tmp_path: Path) -> None:
-    async def scenario(made: Hosts) -> None:
         async with planned(made.inventory(), made, "5") as session:
             end = time.monotonic() + WAIT_S
             while not made.agents():
@@ -269,12 +257,9 @@ def test_a_launch_that_is_given_up_leaves_nothing_behind(tmp_path: Path) -> None
         assert made.agents() == {}
         assert list(made.root.glob("n*/jobs/job-t")) == []
 
-    with hosts(tmp_path, 2) as made:
-        asyncio.run(scenario(made))
 
-
-def test_one_node_less_is_named_and_the_job_runs(tmp_path: Path) -> None:
-    async def scenario(made: Hosts) -> None:
+async def test_one_node_less_is_named_and_the_job_runs(tmp_path: Path) -> None:
+    with hosts(tmp_path, 2, min_nodes=1) as made:
         inventory = made.inventory(n2={"python": "/no/such/python3"})
         async with planned(inventory, made, "5") as session:
             await session.ready()
@@ -284,12 +269,9 @@ def test_one_node_less_is_named_and_the_job_runs(tmp_path: Path) -> None:
             assert session.hosts["n2"].state == "failed"
             assert session.hosts["n2"].error
 
-    with hosts(tmp_path, 2, min_nodes=1) as made:
-        asyncio.run(scenario(made))
 
-
-def test_a_job_that_nobody_knows(tmp_path: Path) -> None:
-    async def scenario(made: Hosts) -> None:
+async def test_a_job_that_nobody_knows(tmp_path: Path) -> None:
+    with hosts(tmp_path, 2) as made:
         for job in ("no-such", None):
             async with Session(made.inventory(), job) as session:
                 with pytest.raises(Unreachable, match="no-such there|no jobs on"):
@@ -298,12 +280,9 @@ def test_a_job_that_nobody_knows(tmp_path: Path) -> None:
             async with Session(made.inventory(), job, attach="watch") as screen:
                 await until(screen, lambda: isinstance(screen.failure, Unreachable))
 
-    with hosts(tmp_path, 2) as made:
-        asyncio.run(scenario(made))
 
-
-def test_a_failed_bring_up_is_reported_to_the_waiting_caller(tmp_path: Path) -> None:
-    async def scenario(made: Hosts) -> None:
+async def test_a_failed_bring_up_is_reported_to_the_waiting_caller(tmp_path: Path) -> None:
+    with hosts(tmp_path, 1) as made:
         async with Session(made.inventory(), "job-t") as session:
             link = session.links["n1"]
             link.held = True
@@ -325,14 +304,13 @@ def test_a_failed_bring_up_is_reported_to_the_waiting_caller(tmp_path: Path) -> 
             with pytest.raises(HostError, match="internal error: KeyError"):
                 await asyncio.wait_for(link.carry_out(broken), WAIT_S)
 
-    with hosts(tmp_path, 1) as made:
-        asyncio.run(scenario(made))
 
-
-def test_a_host_that_joins_later_is_opened_by_who_watches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_host_that_joins_later_is_opened_by_who_watches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(heal, "LOOK_AGAIN", 0.2)
 
-    async def scenario(made: Hosts) -> None:
+    with hosts(tmp_path, 2) as made:
         async with planned(made.inventory(), made, "100000", "0.05", nnodes="1") as session:
             await session.ready()
             await until(session, lambda: has(session, "generation_running"))
@@ -342,27 +320,21 @@ def test_a_host_that_joins_later_is_opened_by_who_watches(tmp_path: Path, monkey
                 await until(watch, lambda: watch.links["n2"].opened)
             await session.request("stop", kill=True)
 
-    with hosts(tmp_path, 2) as made:
-        asyncio.run(scenario(made))
 
-
-def test_an_error_of_a_job_is_reported_and_the_job_opened_again(tmp_path: Path) -> None:
-    async def scenario(made: Hosts) -> None:
+async def test_an_error_of_a_job_is_reported_and_the_job_opened_again(tmp_path: Path) -> None:
+    with hosts(tmp_path, 1) as made:
         (made.home("n1") / "jobs" / "broken").mkdir(parents=True)
         async with Session(made.inventory(), "broken") as session:
             with pytest.raises(Unreachable, match=r"the files of job broken cannot be read.*supervisor clean"):
                 await session.ready()
             assert not session.links["n1"].missing
 
-    with hosts(tmp_path, 1) as made:
-        asyncio.run(scenario(made))
 
-
-def test_a_node_that_falls_silent_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_node_that_falls_silent_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, "RECORD_DEADLINE", 0.5)
     monkeypatch.setattr(follow_module, "STUCK_WAIT", 0.5)
 
-    async def scenario(made: Hosts) -> None:
+    with hosts(tmp_path, 1) as made:
         async with planned(made.inventory(), made, "1") as session:
             await until(session, lambda: session.ended)
             bridge = session.hosts["n1"].hello["pid"]
@@ -376,15 +348,9 @@ def test_a_node_that_falls_silent_is_named(tmp_path: Path, monkeypatch: pytest.M
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(bridge, signal.SIGCONT)
 
+
+async def test_a_read_only_session_refuses(tmp_path: Path) -> None:
     with hosts(tmp_path, 1) as made:
-        asyncio.run(scenario(made))
-
-
-def test_a_read_only_session_refuses(tmp_path: Path) -> None:
-    async def scenario(made: Hosts) -> None:
         async with Session(made.inventory(), "any", read_only=True) as session:
             with pytest.raises(RequestFailed, match="read-only"):
                 await session.request("stop", kill=False)
-
-    with hosts(tmp_path, 1) as made:
-        asyncio.run(scenario(made))

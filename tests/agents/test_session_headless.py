@@ -16,7 +16,7 @@ from tests.agents.test_session import has, planned, until
 from tests.agents.test_session_hosts import Hosts, hosts
 
 
-def test_ctrl_c_as_the_launch_ends_stops_the_job_and_one_while_connecting_does_not(
+async def test_ctrl_c_as_the_launch_ends_stops_the_job_and_one_while_connecting_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     pressed = asyncio.Event()
@@ -37,7 +37,7 @@ def test_ctrl_c_as_the_launch_ends_stops_the_job_and_one_while_connecting_does_n
         await pressing
         assert "interrupted; the job keeps running" in capfd.readouterr().err
 
-    async def scenario(made: Hosts) -> None:
+    with hosts(tmp_path, 1) as made:
         pressed.set()
         async with planned(made.inventory(), made, "100000", "0.05") as session:
             await session.ready()
@@ -55,6 +55,3 @@ def test_ctrl_c_as_the_launch_ends_stops_the_job_and_one_while_connecting_does_n
         await pressing
         assert session.state == "stopped"
         assert "stopping the job" in capfd.readouterr().err
-
-    with hosts(tmp_path, 1) as made:
-        asyncio.run(scenario(made))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import os
@@ -166,16 +167,7 @@ def _check_readers(cli: Cli) -> None:
 
 
 def test_torchruns_options_choose_what_the_console_shows(tmp_path: Path, alone: Cli) -> None:
-    words = (
-        "--redirects",
-        "3",
-        "--tee",
-        "rank1:2",
-        "--event-log-handler",
-        "console",
-        "--log-dir",
-        f"{tmp_path}/here",
-    )
+    words = f"--redirects 3 --tee rank1:2 --event-log-handler console --log-dir {tmp_path}/here".split()
     run = alone("up", "hosts.toml", "--headless", "--job", "job-t", *words, "talk.py", "3")
     assert (run.status, run.lines) == (0, ["n1:1| rank 1 error line"]), run.err
     events = [json.loads(line) for line in run.err.splitlines() if line.startswith("{")]
@@ -311,9 +303,15 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def _spawn(made: Hosts, repository: Path, *words: str, **streams: Any) -> subprocess.Popen[bytes]:
+@contextlib.contextmanager
+def _spawn(made: Hosts, repository: Path, *words: str, **streams: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """`supervisor …` as a process of its own, which is over after this."""
     program = PROGRAM.format(repository=str(repository), home=str(made.home("n1")), work=str(made.work))
-    return subprocess.Popen([sys.executable, "-c", program, *words], cwd=made.work, **streams)
+    with subprocess.Popen([sys.executable, "-c", program, *words], cwd=made.work, **streams) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def _wait_for(path: Path, text: bytes) -> None:
@@ -335,98 +333,64 @@ time.sleep(600)
 @pytest.mark.parametrize(("mode", "presses"), [("kind", 1), ("stubborn", 2)])
 def test_ctrl_c_stops_and_a_second_one_kills(mode: str, presses: int, tmp_path: Path, repository: Path) -> None:
     """The second one does not wait for the grace, which is longer than the test."""
-    with hosts(tmp_path, 1) as made:
+    out, err = tmp_path / "out", tmp_path / "err"
+    with hosts(tmp_path, 1) as made, out.open("wb") as stdout, err.open("wb") as stderr:
         (made.work / "wait.py").write_text(STUBBORN)
-        out, err = tmp_path / "out", tmp_path / "err"
-        with out.open("wb") as stdout, err.open("wb") as stderr:
-            process = _spawn(
-                made,
-                repository,
-                "up",
-                "h.toml",
-                "--headless",
-                "--job",
-                "j",
-                "wait.py",
-                mode,
-                stdout=stdout,
-                stderr=stderr,
-            )
-            try:
-                _wait_for(out, b"begun")
-                _wait_for(err, b"generation running")
+        words = ("up", "h.toml", "--headless", "--job", "j", "wait.py", mode)
+        with _spawn(made, repository, *words, stdout=stdout, stderr=stderr) as process:
+            _wait_for(out, b"begun")
+            _wait_for(err, b"generation running")
+            process.send_signal(signal.SIGINT)
+            if presses == 2:
+                _wait_for(err, b"Ctrl-C again kills")
+                _wait_for(err, b"stop requested")
                 process.send_signal(signal.SIGINT)
-                if presses == 2:
-                    _wait_for(err, b"Ctrl-C again kills")
-                    _wait_for(err, b"stop requested")
-                    process.send_signal(signal.SIGINT)
-                assert process.wait(WAIT_S) == 130
-            finally:
-                process.kill()
-                process.wait()
-        assert b"job stopped" in err.read_bytes()
-        assert b"Traceback" not in err.read_bytes()
+            assert process.wait(WAIT_S) == 130
+    assert b"job stopped" in err.read_bytes()
+    assert b"Traceback" not in err.read_bytes()
 
 
 def test_a_closed_terminal_does_not_touch_the_job(tmp_path: Path, repository: Path) -> None:
-    with hosts(tmp_path, 1) as made:
+    err, nothing = tmp_path / "err", subprocess.DEVNULL
+    with hosts(tmp_path, 1) as made, err.open("wb") as stderr:
         (made.work / "wait.py").write_text(STUBBORN)
-        err = tmp_path / "err"
-        with err.open("wb") as stderr:
-            process = _spawn(
-                made, repository, *("up", "h.toml", "--headless", "--job", "j", "wait.py", "kind"),
-                stdout=subprocess.DEVNULL, stderr=stderr,
-            )  # fmt: skip
-            try:
-                _wait_for(err, b"generation running")
-                process.send_signal(signal.SIGHUP)
-                assert process.wait(WAIT_S) == -signal.SIGHUP
-            finally:
-                process.kill()
-                process.wait()
+        words = ("up", "h.toml", "--headless", "--job", "j", "wait.py", "kind")
+        with _spawn(made, repository, *words, stdout=nothing, stderr=stderr) as process:
+            _wait_for(err, b"generation running")
+            process.send_signal(signal.SIGHUP)
+            assert process.wait(WAIT_S) == -signal.SIGHUP
         assert list(made.agents()) == ["n1/j"]
-        done = _spawn(made, repository, "status", "h.toml", "--json", stdout=subprocess.PIPE)
-        assert json.loads(done.communicate(timeout=WAIT_S)[0])["state"] == "running"
-        stop = _spawn(made, repository, "stop", "h.toml", stdout=subprocess.DEVNULL)
-        assert stop.wait(WAIT_S) == 0
+        with _spawn(made, repository, "status", "h.toml", "--json", stdout=subprocess.PIPE) as process:
+            assert json.loads(process.communicate(timeout=WAIT_S)[0])["state"] == "running"
+        with _spawn(made, repository, "stop", "h.toml", stdout=nothing) as process:
+            assert process.wait(WAIT_S) == 0
 
 
 def test_a_reader_that_has_enough_ends_the_watch_and_not_the_job(tmp_path: Path, repository: Path) -> None:
     with hosts(tmp_path, 1) as made:
         read, write = os.pipe()
         words = ("up", "h.toml", "--headless", "--job", "j", "talk.py", "100000", "0.01")
-        process = _spawn(made, repository, *words, stdout=write, stderr=subprocess.PIPE)
-        os.close(write)
-        try:
+        with _spawn(made, repository, *words, stdout=write, stderr=subprocess.PIPE) as process:
+            os.close(write)
             assert os.read(read, 10)
             os.close(read)
             _, err = process.communicate(timeout=WAIT_S)
             assert process.returncode == 0
             assert b"stdout is closed; the job keeps running: supervisor attach h.toml j" in err
-        finally:
-            process.kill()
-            process.wait()
         assert list(made.agents()) == ["n1/j"]
 
 
 def test_ctrl_c_once_the_job_is_over_ends_the_writing_of_its_log(tmp_path: Path, repository: Path) -> None:
-    lines = 400_000
-    with hosts(tmp_path, 1) as made:
+    lines, err = 400_000, tmp_path / "err"
+    with hosts(tmp_path, 1) as made, err.open("wb") as stderr:
         (made.work / "flood.py").write_text(f"for number in range({lines}): print(number, 'x' * 90)\n")
-        err = tmp_path / "err"
         words = ("up", "h.toml", "--headless", "--job", "j", "flood.py")
-        with (
-            err.open("wb") as stderr,
-            _spawn(made, repository, *words, stdout=subprocess.PIPE, stderr=stderr) as process,
-        ):
-            try:
-                # Until then nobody reads, and what is written is more than all buffers hold.
-                _wait_for(err, b"job succeeded")
-                process.send_signal(signal.SIGINT)
-                _wait_for(err, b"the job has ended; the rest of its log stays on the nodes")
-                out, _ = process.communicate(timeout=WAIT_S)
-            finally:
-                process.kill()
+        with _spawn(made, repository, *words, stdout=subprocess.PIPE, stderr=stderr) as process:
+            # Until then nobody reads, and what is written is more than all buffers hold.
+            _wait_for(err, b"job succeeded")
+            process.send_signal(signal.SIGINT)
+            _wait_for(err, b"the job has ended; the rest of its log stays on the nodes")
+            out, _ = process.communicate(timeout=WAIT_S)
         assert process.returncode == 0
         assert 0 < out.count(b"\n") < lines
         assert out.endswith(b"x\n")

@@ -156,48 +156,44 @@ OTHERS = [pytest.param(version, marks=nightly) for version in ("3.9", "3.10", "3
 
 
 @pytest.mark.parametrize("version", ["this", "3.13", *OTHERS])
-def test_a_forked_rank_sees_what_a_cold_one_sees(tmp_path: Path, version: str) -> None:
+async def test_a_forked_rank_sees_what_a_cold_one_sees(tmp_path: Path, version: str) -> None:
     python = {"this": sys.executable, **interpreters()}.get(version)
     if python is None:
         pytest.skip(f"no Python {version} here")
-
-    async def run() -> None:
-        async with node(tmp_path, python=python) as one:
-            assert (await one.go())[0] == "nothing was loaded before"
-            cold = [await one.seen(rank) for rank in (0, 1)]
-            facts = await one.warm()
-            assert (facts["state"], facts["why"]) == ("ready", "")
-            for _ in range(2):
-                why, answer = await one.go()
-                assert why == ""
-                for rank, (before, after) in enumerate(cold):
-                    warm_before, warm_after = await one.seen(rank)
-                    # What shells and tools on the node read.
-                    assert b"RANK=%d" % rank in environment(answer["ranks"][rank]["pid"])
-                    # The collector need not copy what all ranks share.
-                    assert warm_before["frozen"]
-                    assert _plain({**warm_before, "frozen": before["frozen"]}, one.generation) == _plain(before, 0)
-                    # What is loaded early is in sys.modules, and has not seen the variables that vary.
-                    assert "early" in set(warm_after.pop("names")) - set(after["names"])
-                    assert (warm_after.pop("seen"), after["seen"]) == (["PATH"], ["PATH", "RANK"])
-                    rest = {name: value for name, value in after.items() if name not in ("names", "seen")}
-                    assert _plain(warm_after, one.generation) == _plain(rest, 0)
-            assert len(set((tmp_path / "random").read_text().split())) == 6
-            # Other arguments.
-            assert (await one.go(words=("/dev/null", "later", "--more")))[0] == ""
-            seen = (await one.seen())[0]
-            assert seen["argv"] == [str(one.script), "/dev/null", "later", "--more"]
-            if version != "3.9":  # it has no orig_argv
-                assert seen["orig_argv"] == ["-u", str(one.script), "/dev/null", "later", "--more"]
-            # A process that ends by itself: what it registered while it was loaded is called, its status is its own.
-            assert (await one.go(words=("/dev/null", "end")))[0] == ""
-            assert (await one.engine.wait_exits(one.generation, 2))[1]["code"] == 0
-            assert one.engine.text("stdout", one.generation, 1).endswith("the end\n")
-
-    asyncio.run(run())
+    async with node(tmp_path, python=python) as one:
+        assert (await one.go())[0] == "nothing was loaded before"
+        cold = [await one.seen(rank) for rank in (0, 1)]
+        facts = await one.warm()
+        assert (facts["state"], facts["why"]) == ("ready", "")
+        for _ in range(2):
+            why, answer = await one.go()
+            assert why == ""
+            for rank, (before, after) in enumerate(cold):
+                warm_before, warm_after = await one.seen(rank)
+                # What shells and tools on the node read.
+                assert b"RANK=%d" % rank in environment(answer["ranks"][rank]["pid"])
+                # The collector need not copy what all ranks share.
+                assert warm_before["frozen"]
+                assert _plain({**warm_before, "frozen": before["frozen"]}, one.generation) == _plain(before, 0)
+                # What is loaded early is in sys.modules, and has not seen the variables that vary.
+                assert "early" in set(warm_after.pop("names")) - set(after["names"])
+                assert (warm_after.pop("seen"), after["seen"]) == (["PATH"], ["PATH", "RANK"])
+                rest = {name: value for name, value in after.items() if name not in ("names", "seen")}
+                assert _plain(warm_after, one.generation) == _plain(rest, 0)
+        assert len(set((tmp_path / "random").read_text().split())) == 6
+        # Other arguments.
+        assert (await one.go(words=("/dev/null", "later", "--more")))[0] == ""
+        seen = (await one.seen())[0]
+        assert seen["argv"] == [str(one.script), "/dev/null", "later", "--more"]
+        if version != "3.9":  # it has no orig_argv
+            assert seen["orig_argv"] == ["-u", str(one.script), "/dev/null", "later", "--more"]
+        # A process that ends by itself: what it registered while it was loaded is called, its status is its own.
+        assert (await one.go(words=("/dev/null", "end")))[0] == ""
+        assert (await one.engine.wait_exits(one.generation, 2))[1]["code"] == 0
+        assert one.engine.text("stdout", one.generation, 1).endswith("the end\n")
 
 
-def test_a_forked_rank_ends_and_starts_processes_as_a_cold_one_does(tmp_path: Path) -> None:
+async def test_a_forked_rank_ends_and_starts_processes_as_a_cold_one_does(tmp_path: Path) -> None:
     acts = [act for act in re.findall(r'^    "(\w+)":', ACTS.read_text(), re.MULTILINE) if act != "waits"]
 
     async def show(one: Node, why_cold: str | None, **changes: Any) -> Any:
@@ -210,13 +206,10 @@ def test_a_forked_rank_ends_and_starts_processes_as_a_cold_one_does(tmp_path: Pa
             found[act] = [ended["code"], ended["signal"], error.get("message"), error.get("callstack"), *texts]
         return json.loads(re.sub(r"generation_\d+|\.run-\w+", "", json.dumps(found)))
 
-    async def run() -> None:
-        async with node(tmp_path, ACTS.read_text()) as one:
-            await one.go(words=("waits",), local_world_size=1)
-            await one.warm()
-            assert await show(one, "") == await show(one, None, standby="")
-
-    asyncio.run(run())
+    async with node(tmp_path, ACTS.read_text()) as one:
+        await one.go(words=("waits",), local_world_size=1)
+        await one.warm()
+        assert await show(one, "") == await show(one, None, standby="")
 
 
 def _plain(facts: dict[str, Any], generation: int) -> Any:
@@ -416,32 +409,28 @@ def test_a_waiting_process_that_fails_never_runs_the_script(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("length", [10, 5000])
-def test_what_a_forked_rank_has_started_is_known_without_its_engine(tmp_path: Path, length: int) -> None:
+async def test_what_a_forked_rank_has_started_is_known_without_its_engine(tmp_path: Path, length: int) -> None:
     """The next agent finds it by a variable in /proc, also where a rank's own variables have no room there."""
-
-    async def run() -> None:
-        async with node(tmp_path, LEAVES) as one:
-            await one.go()
-            await one.warm()
-            cold, answer = await one.go(env={"PYTHONPATH": str(one.installed), "NCCL_DEBUG_FILE": "x" * length})
-            assert cold == ""
-            left = [pid for rank in (0, 1) for pid in (await one.seen(rank))[1]["pids"]]
-            try:
-                one.engine.process.kill()
-                await one.engine.process.wait()
-                one.generation = -1
-                while any(alive(rank["pid"]) for rank in answer["ranks"]):
-                    await asyncio.sleep(0.02)
-                assert all(alive(pid) for pid in left)
-                assert end_all_marked(tmp_path, DEADLINE_S)
-                while any(alive(pid) for pid in left):
-                    await asyncio.sleep(0.02)
-            finally:
-                for pid in left:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-
-    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
+    async with node(tmp_path, LEAVES) as one:
+        await one.go()
+        await one.warm()
+        cold, answer = await one.go(env={"PYTHONPATH": str(one.installed), "NCCL_DEBUG_FILE": "x" * length})
+        assert cold == ""
+        left = [pid for rank in (0, 1) for pid in (await one.seen(rank))[1]["pids"]]
+        try:
+            one.engine.process.kill()
+            await one.engine.process.wait()
+            one.generation = -1
+            while any(alive(rank["pid"]) for rank in answer["ranks"]):
+                await asyncio.sleep(0.02)
+            assert all(alive(pid) for pid in left)
+            assert end_all_marked(tmp_path, DEADLINE_S)
+            while any(alive(pid) for pid in left):
+                await asyncio.sleep(0.02)
+        finally:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a mount namespace of one's own needs root")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,15 +21,13 @@ from tests.fast.test_tree import TREE, Node, sha
 pytestmark = pytest.mark.usefixtures("ssh_home")
 
 
-def _with_link(agent: AgentFile, body: Callable[[NodeLink], Awaitable[None]]) -> None:
-    async def run() -> None:
-        link = await connect(local().hosts[0], agent=agent, deadline_s=30)
-        try:
-            await asyncio.wait_for(body(link), 60)
-        finally:
-            await link.close()
-
-    asyncio.run(run())
+@contextlib.asynccontextmanager
+async def _link(agent: AgentFile) -> AsyncIterator[NodeLink]:
+    link = await connect(local().hosts[0], agent=agent, deadline_s=30)
+    try:
+        yield link
+    finally:
+        await link.close()
 
 
 @pytest.fixture
@@ -40,7 +39,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-def test_the_copy_is_equal_and_only_changes_travel(work: Path, agent: AgentFile) -> None:
+async def test_the_copy_is_equal_and_only_changes_travel(work: Path, agent: AgentFile) -> None:
     odd = os.fsdecode(b"caf\xe9")
     (work / "sub").mkdir()
     (work / "empty").mkdir()
@@ -53,7 +52,7 @@ def test_the_copy_is_equal_and_only_changes_travel(work: Path, agent: AgentFile)
     incompressible = random.Random(1).randbytes(9_500_000)
     (work / "big").write_bytes(incompressible)
 
-    async def body(link: NodeLink) -> None:
+    async with _link(agent) as link:
         said: list[str] = []
         first = await push_tree(link, scan(work), said.append)
         assert (first.sent_files, first.changed, first.removed) == (5, 8, 0)
@@ -81,14 +80,12 @@ def test_the_copy_is_equal_and_only_changes_travel(work: Path, agent: AgentFile)
         (root / "__pycache__").mkdir()
         assert (third.left, set((await push_tree(link, scan(work))).left)) == ((), {"snapshot.pt", "out/", "sub/cache"})
 
-    _with_link(agent, body)
 
-
-def test_a_file_that_changed_since_the_scan_stops_the_sync(work: Path, agent: AgentFile) -> None:
+async def test_a_file_that_changed_since_the_scan_stops_the_sync(work: Path, agent: AgentFile) -> None:
     (work / "a").write_text("one")
     tree = scan(work)
 
-    async def body(link: NodeLink) -> None:
+    async with _link(agent) as link:
         for text in ("longer", "", "two", None):
             if text is None:
                 (work / "a").unlink()
@@ -99,15 +96,13 @@ def test_a_file_that_changed_since_the_scan_stops_the_sync(work: Path, agent: Ag
         (work / "a").write_text("one, and lines since then")
         assert (await push_tree(link, tree)).sent_files == 1
 
-    _with_link(agent, body)
 
-
-def test_a_tree_that_somebody_else_syncs_is_waited_for(work: Path, agent: AgentFile) -> None:
+async def test_a_tree_that_somebody_else_syncs_is_waited_for(work: Path, agent: AgentFile) -> None:
     (work / "a").write_text("one")
     tree = scan(work)
     other = TreeSync(Home(Path(os.environ["SUPERVISOR_HOME"])))
 
-    async def body(link: NodeLink) -> None:
+    async with _link(agent) as link:
         assert other.lock(tree.name)
         task = asyncio.ensure_future(push_tree(link, tree))
         done, _ = await asyncio.wait([task], timeout=0.5)
@@ -115,15 +110,13 @@ def test_a_tree_that_somebody_else_syncs_is_waited_for(work: Path, agent: AgentF
         other.close()
         assert (await task).sent_files == 1
 
-    _with_link(agent, body)
 
-
-def test_a_refusal_of_a_node_names_the_host(work: Path, agent: AgentFile) -> None:
+async def test_a_refusal_of_a_node_names_the_host(work: Path, agent: AgentFile) -> None:
     (work / "d").mkdir()
     (work / "d" / "f").write_text("x")
     tree = scan(work)
 
-    async def body(link: NodeLink) -> None:
+    async with _link(agent) as link:
         root = Path(os.environ["SUPERVISOR_HOME"]) / "trees" / tree.name
         root.mkdir(parents=True)
         (root / "d").symlink_to("/etc")
@@ -138,19 +131,15 @@ def test_a_refusal_of_a_node_names_the_host(work: Path, agent: AgentFile) -> Non
         assert result.kept_in is not None
         assert [path.read_text() for path in Path(result.kept_in).rglob("f")] == ["changed there"]
 
-    _with_link(agent, body)
 
-
-def test_a_lost_connection_is_reported(work: Path, agent: AgentFile) -> None:
+async def test_a_lost_connection_is_reported(work: Path, agent: AgentFile) -> None:
     (work / "a").write_text("one")
 
-    async def body(link: NodeLink) -> None:
+    async with _link(agent) as link:
         os.kill(link.hello["pid"], 9)
         await asyncio.wait_for(link.closed.wait(), 60)
         with pytest.raises(HostError, match="the connection was lost"):
             await push_tree(link, scan(work))
-
-    _with_link(agent, body)
 
 
 @pytest.fixture

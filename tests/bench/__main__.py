@@ -1,4 +1,4 @@
-"""Timings against clush, pdsh and torchrun on hosts of this machine, in one run: `python -m tests.bench [NAME …]`.
+"""Timings against clush and torchrun on hosts of this machine, in one run: `python -m tests.bench [NAME …]`.
 
 In: argv. Out: tables on stdout; with --json PATH all numbers; exit code 0, or 2 where no hosts can be made.
 """
@@ -15,8 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.bench import (
-    containers,
-    defects,
     diagnose,
     failures,
     first_step,
@@ -24,7 +22,6 @@ from tests.bench import (
     last_output,
     launch,
     logs,
-    many,
     odd,
     report,
     restart,
@@ -32,7 +29,6 @@ from tests.bench import (
     screen,
     snapshots,
     standby,
-    transports,
 )
 from tests.bench.report import Report
 from tests.cluster import ClusterError, cluster_obstacle
@@ -44,22 +40,16 @@ BENCHMARKS: dict[str, Callable[[], Report]] = {
     "first_step": first_step.run,
     "restart": restart.run,
     "standby": standby.run,
-    "defects": defects.run,
     "failures": failures.run,
-    "skewed": failures.skewed,
     "screen": screen.run,
     "diagnose": diagnose.run,
     "flood": flood.run,
     "browse": logs.browse,
     "grep": logs.grep,
-    "frames": logs.frames,
     "odd": odd.run,
     "snapshots": snapshots.run,
     "last_output": last_output.run,
-    "transports": transports.run,
-    "containers": containers.run,
     "scale": scale.run,
-    "many": many.run,
 }
 # These need no cluster of hosts.
 ALONE = frozenset({"scale"})

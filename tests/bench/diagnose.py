@@ -1,4 +1,4 @@
-"""`supervisor diagnose` on a gigabyte of logs, beside `grep` on the same files.
+"""`supervisor diagnose` on a gigabyte of logs.
 
 In: nothing; the logs are made here. Out: seconds, megabytes a second and memory, as tables.
 """
@@ -18,14 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.bench.report import Report, Table, ratio, seconds
+from tests.bench.report import Report, Table, seconds
 
 SIZE = 1_000_000_000
 RANKS = 8
 CULPRIT = 5
 CHUNK_LINES = 2_000
 WORDS = ("the", "of", "model", "answer", "question", "because", "data", "seven", "a", "to", "river", "stone", "light")
-GREP = ("grep", "-a", "-c", "-E", "Error|NCCL")
 FAILURE = """\
 [rank5]: Traceback (most recent call last):
 [rank5]:   File "/mnt/proj/pretrain.py", line 212, in <module>
@@ -65,10 +64,10 @@ def run() -> Report:
             rows.append(_row(data[-1]))
             for path in made.paths:
                 path.unlink()
-    head = ("logs", "diagnose", "MB/s", "CPU", "grep", "ratio", "memory")
+    head = ("logs", "diagnose", "MB/s", "CPU", "memory")
     notes = (
         f"{SIZE / 1e9:.0f} GB each; rank {CULPRIT} runs out of CUDA memory at the end",
-        f"grep: {' '.join(GREP[:-1])} '{GREP[-1]}'; all files are in the page cache; memory: of all processes",
+        "all files are in the page cache; memory: of all processes",
     )
     return Report("diagnose", (Table("A gigabyte of logs", head, tuple(rows), notes),), {"runs": data})
 
@@ -79,19 +78,12 @@ def _row(found: dict[str, Any]) -> tuple[str, ...]:
         seconds(found["diagnose_s"]),
         f"{found['bytes'] / 1e6 / found['diagnose_s']:.0f}",
         seconds(found["cpu_s"]),
-        seconds(found["grep_s"]),
-        ratio(found["diagnose_s"], found["grep_s"]),
         f"{found['memory_mb']:.0f} MB",
     )
 
 
 def measure(made: Made) -> dict[str, float]:
-    """Return seconds of both and the memory of ours; raises AssertionError for a wrong verdict."""
-    grep_s = []
-    for _ in range(2):
-        begun = time.monotonic()
-        subprocess.run([*GREP, *map(str, made.paths)], capture_output=True, check=True, env={"LC_ALL": "C"})
-        grep_s.append(time.monotonic() - begun)
+    """Return seconds and memory; raises AssertionError for a wrong verdict."""
     command = [sys.executable, "-m", "supervisor", "diagnose", "--json", *map(str, made.paths)]
     before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
@@ -101,7 +93,7 @@ def measure(made: Made) -> dict[str, float]:
     (incident,) = answer["incidents"]
     assert (incident["category"], incident["culprit_ranks"]) == ("cuda_oom", [CULPRIT]), incident["summary"]
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"diagnose_s": took, "cpu_s": cpu, "grep_s": min(grep_s), "memory_mb": memory / 1e6}
+    return {"diagnose_s": took, "cpu_s": cpu, "memory_mb": memory / 1e6}
 
 
 def _peak(process: subprocess.Popen[bytes]) -> int:

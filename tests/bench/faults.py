@@ -13,8 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.bench.contest import Run
-from tests.bench.stamps import STAMP
+from tests.bench.stamps import STAMP, Stamps
 from tests.cluster import Cluster
 from tests.cluster.network import command
 
@@ -32,6 +31,14 @@ table inet firewall {
 }
 """
 _CGROUP = Path("/sys/fs/cgroup/cpu/supervisor-bench")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A job that runs, to which something is done."""
+
+    cluster: Cluster
+    notes: Stamps
 
 
 def script(broken: str, *, ranks: str = f"({RANK},)", defines: str = "") -> str:

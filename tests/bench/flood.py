@@ -1,6 +1,6 @@
 """Eight ranks that print as fast as a flood: what it costs the ranks, the agents and whoever looks on.
 
-In: a Cluster of two hosts on this machine. Out: a Report, ours beside `torchrun --tee 3` and plain files. The ranks
+In: a Cluster of two hosts on this machine. Out: a Report, ours beside plain files. The ranks
 tell themselves how many lines they got rid of and what that took; the rest is read from /proc.
 """
 
@@ -17,17 +17,15 @@ import sys
 import tempfile
 import termios
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.bench import torchrun
 from tests.bench.fleet import ended, wait_quiet
 from tests.bench.report import Report, Table
 from tests.cluster import Cluster, ClusterError
-from tests.cluster.job import Job
+from tests.cluster.job import Job, until
 
 NODES, NPROC = 2, 4
 RANKS = NODES * NPROC
@@ -35,8 +33,6 @@ LINES_A_SECOND = 200_000
 SECONDS = 20.0
 WAIT_S = 90.0
 POLL_S = 0.1
-# So many looks without news: torchrun has written all that it had read.
-QUIET = 20
 # The end of each line.
 MARK = b" " + b"x" * 70 + b"\n"
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -114,21 +110,12 @@ class Watched:
         return cpu_s, rss_mb
 
 
-def _wait(check: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + WAIT_S
-    while not check():
-        if time.monotonic() > end:
-            raise ClusterError(f"{what} did not appear within {WAIT_S:g} s")
-        time.sleep(POLL_S)  # other processes' files: nothing tells us
-
-
-def _pour(name: str, place: Path, watched: Watched, drained: Callable[[], bool]) -> Flood:
-    """Let the ranks go, wait until all of it has been read; they may leave then."""
+def _pour(name: str, place: Path, watched: Watched) -> Flood:
+    """Let the ranks go, and wait until they have printed all of it; they may leave then."""
     watched.begin()
     (place / "go").touch()
-    _wait(lambda: len(list(place.glob("told-*[0-9]"))) == RANKS, f"{name}: the ranks' last word")
+    until(lambda: len(list(place.glob("told-*[0-9]"))) == RANKS, f"{name}: the ranks' last word")
     flood = Flood(name, [json.loads(path.read_text()) for path in sorted(place.glob("told-*"))])
-    _wait(drained, f"{name}: the last line")
     watched.end(flood)
     (place / "leave").touch()
     return flood
@@ -154,42 +141,11 @@ def plain(work: Path) -> Flood:
             command = [sys.executable, "-u", str(work / "flood.py"), *words]
             process = subprocess.Popen(command, stdout=out, env={**os.environ, "RANK": str(rank)})
             stack.enter_context(ended(process))
-        _wait(lambda: _begun(place), "plain: the ranks")
-        flood = _pour("plain files", place, Watched(), lambda: True)
+        until(lambda: _begun(place), "plain: the ranks")
+        flood = _pour("plain files", place, Watched())
     for path in work.glob("plain-*.log"):
         path.unlink()
     return flood
-
-
-def stock(cluster: Cluster, work: Path) -> Flood:
-    """Under `torchrun --tee 3`: its agents read everything and write it to files and to their stdout."""
-    place = work / "stock"
-    words = [str(work / "flood.py"), *_words(place)]
-    log = work / "stock.log"
-    options = ("--tee", "3")
-    with torchrun.running(
-        cluster, words, nproc=NPROC, max_restarts=0, log=log, env={"PYTHONUNBUFFERED": "1"}, options=options
-    ) as group:
-        _wait(lambda: _begun(place) or not group.goes_on(), "torchrun: the ranks")
-        if not group.goes_on():
-            raise ClusterError(f"torchrun: {group.said()}")
-        watched = Watched()
-        lines = (pid for host in cluster.hosts for pid, line in cluster.processes(host.name).items() if _is_agent(line))
-        watched.pids["agents"] = list(lines)
-        sizes = [-1]
-
-        def drained() -> bool:
-            sizes.append(log.stat().st_size)
-            return len(sizes) > QUIET and sizes[-1] == sizes[-QUIET]
-
-        flood = _pour("torchrun --tee 3", place, watched, drained)
-        flood.lost = flood.lines - _count(log)
-    log.unlink()
-    return flood
-
-
-def _is_agent(line: str) -> bool:
-    return "torch.distributed.run --nnodes" in line
 
 
 def _count(path: Path) -> int:
@@ -238,13 +194,13 @@ def ours(cluster: Cluster, work: Path) -> Flood:
     keys: dict[str, Any] = {"nproc_per_node": NPROC}
     with Job(cluster, work / "tree", SCRIPT, *_words(place), **keys).start("--job", "flood", "--detach") as job:
         job.wait()
-        _wait(lambda: _begun(place), "ours: the ranks")
+        until(lambda: _begun(place), "ours: the ranks")
         logs = [host.home / ".supervisor/jobs/flood/generation_0" for host in cluster.hosts]
         watched = Watched()
         watched.pids["agents"] = [node["agent_pid"] for node in job.ask("status")["nodes"]]
         with _screen(job) as screen:
             watched.pids["screen"] = [screen.pid]
-            flood = _pour("ours", place, watched, lambda: True)
+            flood = _pour("ours", place, watched)
         job.run("stop")
         wait_quiet(cluster)
         flood.lost = flood.lines - sum(_count(path) for log in logs for path in log.glob("rank_*/stdout.log"))
@@ -258,10 +214,8 @@ def run() -> Report:
     """Measure; raises ClusterError, AssertionError, OSError."""
     with tempfile.TemporaryDirectory(prefix="supervisor-bench-") as name:
         work = Path(name)
-        floods = [plain(work)]
-        for measure in (stock, ours):
-            with Cluster(NODES) as cluster:
-                floods.append(measure(cluster, work))
+        with Cluster(NODES) as cluster:
+            floods = [plain(work), ours(cluster, work)]
     rows = tuple(_row(flood) for flood in floods)
     head = ("", "lines/s", "lines lost", "CPU a line", "agents, CPU", "screen, CPU", "screen, MB", "agents, MB")
     notes = (

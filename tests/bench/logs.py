@@ -1,4 +1,4 @@
-"""Large logs from afar: ten million lines over a slow link, a search on four nodes, a screen that follows.
+"""Large logs from afar: ten million lines over a slow link, a search on four nodes.
 
 In: Clusters on this machine. Out: a Report each. What is measured is what the screen does: its feeds and its finder
 on a session, from the request until the rows are there.
@@ -13,7 +13,6 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from pathlib import Path
-from typing import Any
 
 from supervisor.inventory import load
 from supervisor.logs.search import search
@@ -25,9 +24,7 @@ from supervisor.tui.logs.merged import MergedFeed
 from tests.bench.fleet import wait_quiet
 from tests.bench.report import Report, Table, median, ratio, seconds, spread
 from tests.cluster import Cluster, ClusterError
-from tests.cluster.job import Job
-from tests.screens import test_perf
-from tests.screens.screens import press
+from tests.cluster.job import Job, until
 
 # Writes so many lines of 100 bytes, an error now and then, and stays until it is stopped.
 SCRIPT = """
@@ -42,7 +39,6 @@ open(sys.argv[2] + "/over-" + os.environ["RANK"], "w").close()
 time.sleep(3600)
 """
 WAIT_S = 300.0
-POLL_S = 0.2
 ROWS = 46
 
 
@@ -55,11 +51,7 @@ def _written(nodes: int, name: str, lines: int) -> Iterator[tuple[Cluster, Job]]
         job = Job(cluster, work / name, SCRIPT, str(lines), str(work), nproc_per_node=1)
         stack.enter_context(job.start("--job", name, "--detach"))
         job.wait()
-        end = time.monotonic() + WAIT_S
-        while len(list(work.glob("over-*"))) < len(cluster.hosts):
-            if time.monotonic() > end:
-                raise ClusterError(f"{name}: the lines are not written within {WAIT_S:g} s")
-            time.sleep(POLL_S)  # other processes' files: nothing tells us
+        until(lambda: len(list(work.glob("over-*"))) == len(cluster.hosts), f"{name}: the lines are written", WAIT_S)
         yield cluster, job
         job.run("stop")
         wait_quiet(cluster)
@@ -193,31 +185,3 @@ def grep() -> Report:
     )
     table = Table("Search of 1 GB on four nodes", ("", "hits", "search", "grep -c", ""), tuple(rows), notes)
     return Report("grep", (table,), data)
-
-
-# --- frames
-
-FRAMES = 120
-LINES_A_FRAME = 2500
-
-
-def frames() -> Report:
-    """What a frame of a log that is followed costs at 160x48, the encoding for a terminal included."""
-    session = test_perf.endless()
-    times: list[float] = []
-
-    def change(number: int) -> None:
-        session.total += LINES_A_FRAME
-
-    async def work(app: Any, pilot: Any) -> None:
-        await press(app, pilot, "3", "enter", "s")
-        times.extend(await test_perf.frames(app, pilot, change, FRAMES))
-
-    asyncio.run(test_perf.cost(session, (160, 48), work))
-    times.sort()
-    share = 8 * sum(times) / len(times)
-    row = (seconds(median(times)), seconds(times[len(times) * 95 // 100]), seconds(times[-1]), f"{share:.0%}")
-    notes = (f"{LINES_A_FRAME:,} new lines a frame, processor time; share: of one core at eight frames a second.",)
-    head = ("median", "95 of 100 within", "worst", "share")
-    table = Table("A frame at 160x48 while following", head, (row,), notes, ())
-    return Report("frames", (table,), {"seconds": times})

@@ -26,7 +26,7 @@ from typing import Any
 
 from tests.agents.nodes import Nodes
 from tests.cluster import Cluster
-from tests.cluster.job import Job
+from tests.cluster.job import Job, until
 from tests.scratch import scratch
 from tests.stub import STUB
 
@@ -133,15 +133,6 @@ def copies(hosts: Cluster, *, without: str) -> list[int]:
     return sorted(int(json.loads(path.read_bytes().partition(b"\n")[0])["time_ns"]) for path in heads)
 
 
-def until(look: Callable[[], Any], what: str) -> Any:
-    """Return the first true value; raises AssertionError when there is none in time."""
-    end = time.monotonic() + WAIT_S
-    while not (found := look()):
-        assert time.monotonic() < end, f"no {what} within {WAIT_S:g} s"
-        time.sleep(0.05)
-    return found
-
-
 def start(hosts: Cluster, place: Path, script: str, snapshots: list[str], **defaults: Any) -> Job:
     """Launch a job on three hosts and a spare."""
     job = Job(hosts, place / "work", script)
@@ -158,7 +149,7 @@ def burn(hosts: Cluster, job: Job, victim: str) -> dict[str, Any]:
     shutil.rmtree(hosts.host(victim).home / ".supervisor")
     running = job.until("generation_running", timeout_s=WAIT_S, generation=1)
     size = running["detail"]["world_size"]
-    begun = until(lambda: len(first_steps(hosts)) == size and first_steps(hosts), "all ranks of the next group")
+    begun = until(lambda: len(first_steps(hosts)) == size and first_steps(hosts), "all ranks of the next group", WAIT_S)
     assert len(set(begun.values())) == 1, f"ranks begin at {begun}"
     if not before:
         return {"step": begun["0"], "id": ""}
@@ -185,7 +176,7 @@ def shards(seed: int, place: Path) -> str:
     """A node with shards burns; the others and a spare with two ranks load what all had saved."""
     with Cluster(4) as hosts, start(hosts, place, SHARDS, ["ckpt/*"], spare={"nproc_per_node": 2}) as job:
         job.until("generation_running", timeout_s=WAIT_S)
-        until(lambda: copies(hosts, without="n3"), "a snapshot with all shards")
+        until(lambda: copies(hosts, without="n3"), "a snapshot with all shards", WAIT_S)
         found = burn(hosts, job, "n3")
         assert found["step"] > 0
         assert found["step"] % 40 == 0

@@ -10,14 +10,12 @@ import json
 import os
 import re
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tests.bench.report import Report, Table, median, ratio, seconds, spread
-from tests.cluster import Cluster, ClusterError
-from tests.cluster.job import Job
+from tests.cluster import Cluster
+from tests.cluster.job import Job, until
 
 SIZE = int(os.environ.get("SUPERVISOR_BENCH_SNAPSHOT", 2 << 30))
 PERIOD_S = 30.0
@@ -77,20 +75,11 @@ def run() -> Report:
     return _report(rates, took)
 
 
-def _until(look: Callable[[], Any], what: str) -> Any:
-    end = time.monotonic() + WAIT_S
-    while not (found := look()):
-        if time.monotonic() > end:
-            raise ClusterError(f"no {what} within {WAIT_S:g} s")
-        time.sleep(0.1)  # other processes' files: nothing reports them
-    return found
-
-
 def _block(tree: Path, kind: str) -> float:
     """Let rank 0 save and step for a while; returns its steps per second."""
     (tree / f"go_{kind}").touch()
     done = tree / f"done_{kind}"
-    _until(done.exists, "end of a block")
+    until(done.exists, "end of a block", WAIT_S)
     found = json.loads(done.read_text())
     done.unlink()
     return float(found["steps"]) / float(found["seconds"])
@@ -113,7 +102,7 @@ def _copied(hosts: Cluster) -> list[float]:
         own, other = _heads(hosts, 0), _heads(hosts, 1)
         return bool(own) and max(own, key=own.__getitem__) in other
 
-    _until(newest, "copy of the newest snapshot")
+    until(newest, "copy of the newest snapshot", WAIT_S)
     own = _heads(hosts, 0)
     return [(kept_ns - own[name][0]) / 1e9 for name, (_, kept_ns) in _heads(hosts, 1).items() if name in own]
 

@@ -1,4 +1,4 @@
-"""Restarts of DDP with an optimizer, ours warm and cold beside torchrun, and what a waiting process costs.
+"""Restarts of DDP with an optimizer, warm and cold, and what a waiting process costs.
 
 In: a Cluster of two hosts on this machine, two ranks each; SUPERVISOR_BENCH_KILLS (10): how often a worker is killed.
 Out: a Report. Times are from the ranks' own notes; each restart says whether it was warm.
@@ -15,16 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.bench import first_step, restart, stamps
+from tests.bench import stamps
 from tests.bench.fleet import journal, processes, wait_quiet
-from tests.bench.report import Report, Table, median, ratio, seconds, spread
+from tests.bench.report import Report, Table, median, seconds, spread
 from tests.bench.restart import NODES, NPROC, Measured, Script
 from tests.bench.stamps import Stamps
 from tests.cluster import Cluster, ClusterError
 from tests.cluster.job import Job
 
 KILLS = int(os.environ.get("SUPERVISOR_BENCH_KILLS", "10"))
-LAUNCHES = 3
+COLD_KILLS = 3
 READY_S = 300.0
 TURNS = 2
 PACE_S = 20.0
@@ -134,9 +134,9 @@ def newest(cluster: Cluster, job: str) -> dict[str, Any]:
 
 
 def cold_kills(cluster: Cluster, work: Path) -> list[float | None]:
-    """Kill a worker as often as torchrun's, without a waiting process."""
+    """Kill a worker a few times, without a waiting process."""
     with started(cluster, work, "cold", standby="off") as (_, measured, _notes):
-        found = [measured.kill().complete_s for _ in range(restart.STOCK_RESTARTS)]
+        found = [measured.kill().complete_s for _ in range(COLD_KILLS)]
     wait_quiet(cluster)
     return found
 
@@ -172,41 +172,24 @@ def run() -> Report:
         with Cluster(NODES) as cluster:
             warm, left = kills(cluster, work)
             cold = cold_kills(cluster, work)
-            torchrun = first_step.Bench(cluster, work)
-            launches = [torchrun.torchrun() for _ in range(LAUNCHES)]
-            stock = [one.complete_s for one in restart.stock(cluster, work, SCRIPT)]
-        with Cluster(NODES) as cluster:
             rates = paces(cluster, work)
-    data = {"warm": [vars(one) for one in warm], "left": left, "cold": cold, "torchrun": stock, "steps_s": rates,
-            "launches": launches}  # fmt: skip
-    return Report("standby", (_kill_table(warm, cold, stock, launches), _cost_table(warm, left, rates)), data)
+    data = {"warm": [vars(one) for one in warm], "left": left, "cold": cold, "steps_s": rates}
+    return Report("standby", (_kill_table(warm, cold), _cost_table(warm, left, rates)), data)
 
 
-def _kill_table(warm: list[Kill], cold: list[float | None], stock: list[float | None], launches: list[float]) -> Table:
+def _kill_table(warm: list[Kill], cold: list[float | None]) -> Table:
     lines = {
-        "torchrun": stock,
-        "supervisor, standby off": cold,
-        "supervisor, cold": [one.complete_s for one in warm if one.cold],
-        "supervisor, warm": [one.complete_s for one in warm if not one.cold],
+        "standby off": cold,
+        "cold": [one.complete_s for one in warm if one.cold],
+        "warm": [one.complete_s for one in warm if not one.cold],
     }
-    came_back = [one for one in stock if one is not None]
-    base = min(came_back) if came_back else median(launches)
-    rows = [
-        (
-            label,
-            str(len(times)),
-            seconds(median(times)),
-            spread(times),
-            ratio(median(times), base),
-            str(times.count(None)),
-        )
+    rows = tuple(
+        (label, str(len(times)), seconds(median(times)), spread(times), str(times.count(None)))
         for label, times in lines.items()
-    ]
-    why = sorted({f"{node}: {text}" for one in warm for node, text in one.cold.items()})
-    best = "best restart" if came_back else "launch, as no restart came back"
-    notes = (f"to: torchrun's {best}, {seconds(base)}", *(f"cold on {one}" for one in why))
-    head = ("", "runs", "every rank's next step", "least .. most", "to torchrun", "never")
-    return Table(f"worker killed, {NODES} nodes x {NPROC} ranks: {SCRIPT.meaning}", head, tuple(rows), notes)
+    )
+    notes = tuple(sorted({f"cold on {node}: {text}" for one in warm for node, text in one.cold.items()}))
+    head = ("", "runs", "every rank's next step", "least .. most", "never")
+    return Table(f"worker killed, {NODES} nodes x {NPROC} ranks: {SCRIPT.meaning}", head, rows, notes)
 
 
 def _cost_table(warm: list[Kill], left: list[str], rates: dict[str, float]) -> Table:

@@ -52,7 +52,6 @@ tmux tmux
 zsh zsh
 fish fish
 clush clustershell
-pdsh pdsh
 git git
 etcd etcd-server
 slurmctld slurmctld

@@ -27,6 +27,15 @@ POLL_S = 0.05
 STEP = re.compile(rb"\bstep=(\d+)")
 
 
+def until(look: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -> Any:
+    """Return the first true answer: what other processes do, and nothing announces."""
+    end = time.monotonic() + timeout_s
+    while not (found := look()):
+        assert time.monotonic() < end, f"not within {timeout_s:g} s: {what}"
+        time.sleep(POLL_S)
+    return found
+
+
 def journal(cluster: Cluster, node: str, job: str) -> list[dict[str, Any]]:
     """Return a node's own journal, from its disk."""
     path = cluster.host(node).home / ".supervisor" / "jobs" / job / "events.jsonl"

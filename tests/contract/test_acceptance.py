@@ -17,7 +17,6 @@ from tests.cluster import Cluster
 from tests.cluster.fixtures import hosts_of
 from tests.cluster.job import WAIT_S, Job
 from tests.cluster.scripts import BYTES, STEPS, TRAIN
-from tests.examples import nightly
 
 hosts = hosts_of(4, scope="function", stub_torch=True)
 trio = hosts_of(3, scope="function", stub_torch=True)
@@ -215,20 +214,3 @@ def a_node_that_is_cut_off_stops_its_worker_and_returns(
     assert job.until("generation_running", generation=generation + 2)["detail"]["world_size"] == 3
     assert not alive(worker)
     return was_there
-
-
-@nightly  # what `promote` does for one of two hosts is in test_succession.py
-def test_half_a_group_goes_on_when_the_operator_removes_the_dead_half(pair: Cluster, tmp_path: Path) -> None:
-    with Job(pair, tmp_path / "work", STEPS, **{**ONE_EACH, "min_nodes": 1}).start("--detach") as job:
-        assert job.wait() == 0, job.errors()
-        job.up = None
-        job.until("generation_running", generation=0)
-        pid = job.pid(1)
-        pair.crash("n1")
-        await_end(pid, WAIT_S, "the half without a quorum trains on")
-        # Every verb looks for n1 for a while first.
-        done = job.run("remove", "--node", "n1")
-        assert done.returncode == 0, done.stderr.decode()
-        assert job.until("coordinator_changed")["node"] == "n2"
-        assert job.until("generation_running", generation=1)["detail"]["world_size"] == 1
-        assert charged(job) == {0}

@@ -14,8 +14,7 @@ import pytest
 
 from tests.cluster import Cluster
 from tests.cluster.fixtures import hosts_of
-from tests.cluster.job import Job
-from tests.contract.test_succession import until
+from tests.cluster.job import Job, until
 from tests.preloaded import decoded
 from tests.stub import STUB
 

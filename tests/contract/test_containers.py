@@ -17,7 +17,7 @@ import pytest
 from tests.agents.engine_process import await_death
 from tests.cluster import Cluster
 from tests.cluster.fixtures import hosts_of
-from tests.cluster.job import WAIT_S, Job
+from tests.cluster.job import WAIT_S, Job, until
 from tests.cluster.podman import IMAGE, LIGHT_IMAGE, Podman, mounts, podman_obstacle
 from tests.cluster.scripts import STEPS
 
@@ -67,15 +67,7 @@ def podman(pair: Cluster) -> Podman:
 def nothing_is_left(pair: Cluster) -> Iterator[None]:
     """The agents of jobs that are over wait for operators a little; then nothing of theirs is there any more."""
     yield
-    for host in pair.hosts:
-        until(lambda host=host: not ours(pair, host.name), f"nothing of ours on {host.name}", LINGER_S)
-
-
-def until(look: Any, what: str, seconds: float = WAIT_S) -> None:
-    end = time.monotonic() + seconds
-    while not look():
-        assert time.monotonic() < end, f"not within {seconds:g} s: {what}"
-        time.sleep(0.05)
+    until(lambda: not any(ours(pair, host.name) for host in pair.hosts), "nothing of ours on the hosts", LINGER_S)
 
 
 def states(job: Job) -> list[str]:

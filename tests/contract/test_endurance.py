@@ -9,8 +9,8 @@ from typing import Any
 
 from tests.cluster import Cluster
 from tests.cluster.fixtures import hosts_of
-from tests.cluster.job import Job
-from tests.contract.test_succession import until, workers
+from tests.cluster.job import Job, until
+from tests.contract.test_succession import workers
 from tests.examples import nightly
 
 RESTARTS = 200

@@ -49,21 +49,17 @@ def test_hello_has_the_installed_versions(shared: SharedEngine) -> None:
     assert {"cuda", "nccl"} < facts.keys()
 
 
-def test_a_torch_that_does_not_import_is_one_clear_message(tmp_path: Path) -> None:
+async def test_a_torch_that_does_not_import_is_one_clear_message(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("import no_such_library\n")
-
-    async def run() -> None:
-        async with engine(tmp_path, {**os.environ, "PYTHONPATH": str(tmp_path)}) as one:
-            for op, args in (("hello", {}), ("prepare", {"generation": 0, "host": "127.0.0.1"})):
-                with pytest.raises(CallFailed) as caught:
-                    await one.call(op, **args)
-                assert caught.value.kind == "engine"
-                assert caught.value.message == (
-                    "torch cannot be imported: ModuleNotFoundError: No module named 'no_such_library'"
-                )
-            assert await one.call("stop", generation=0, grace_s=1.0) == {"exits": [], "stacks": {}}
-
-    asyncio.run(run())
+    async with engine(tmp_path, {**os.environ, "PYTHONPATH": str(tmp_path)}) as one:
+        for op, args in (("hello", {}), ("prepare", {"generation": 0, "host": "127.0.0.1"})):
+            with pytest.raises(CallFailed) as caught:
+                await one.call(op, **args)
+            assert caught.value.kind == "engine"
+            assert caught.value.message == (
+                "torch cannot be imported: ModuleNotFoundError: No module named 'no_such_library'"
+            )
+        assert await one.call("stop", generation=0, grace_s=1.0) == {"exits": [], "stacks": {}}
 
 
 def test_each_generation_has_a_store_of_its_own(shared: SharedEngine) -> None:
@@ -78,14 +74,7 @@ def test_each_generation_has_a_store_of_its_own(shared: SharedEngine) -> None:
         socket.create_connection(("127.0.0.1", ports[0]), 5)
 
 
-def test_ranks_may_meet_before_torch_is_imported_and_the_engine_never_imports_it(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with engine(tmp_path) as one:
-            port = (await one.call("prepare", generation=0, host="127.0.0.1"))["port"]
-            await one.go(rank, master_port=port, local_world_size=2)
-            assert [ended["code"] for ended in await one.wait_exits(0, 2)] == [0, 0]
-            assert "libtorch" not in Path(f"/proc/{one.process.pid}/maps").read_text()
-
+async def test_ranks_may_meet_before_torch_is_imported_and_the_engine_never_imports_it(tmp_path: Path) -> None:
     rank = tmp_path / "rank.py"
     rank.write_text(
         "import os\n"
@@ -94,7 +83,11 @@ def test_ranks_may_meet_before_torch_is_imported_and_the_engine_never_imports_it
         "store.set(os.environ['RANK'], 'here')\n"
         "store.wait(['0', '1'])\n"
     )
-    asyncio.run(run())
+    async with engine(tmp_path) as one:
+        port = (await one.call("prepare", generation=0, host="127.0.0.1"))["port"]
+        await one.go(rank, master_port=port, local_world_size=2)
+        assert [ended["code"] for ended in await one.wait_exits(0, 2)] == [0, 0]
+        assert "libtorch" not in Path(f"/proc/{one.process.pid}/maps").read_text()
 
 
 async def test_a_store_whose_process_dies_is_reported(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import socket
@@ -188,7 +187,7 @@ EXPECTED = {
 }
 
 
-def test_an_engine_in_a_zipapp(tmp_path: Path) -> None:
+async def test_an_engine_in_a_zipapp(tmp_path: Path) -> None:
     """As on a node, where no source lies about."""
     archive = tmp_path / "agent.pyz"
     with zipfile.ZipFile(archive, "w") as zipped:
@@ -200,12 +199,8 @@ def test_an_engine_in_a_zipapp(tmp_path: Path) -> None:
     (tmp_path / "start" / "sitecustomize.py").write_text("print('welcome')")
     program = (sys.executable, "-S", str(archive), "engine", "--job")
     env = {**os.environ, "PYTHONPATH": str(tmp_path / "start")}
-
-    async def run() -> None:
-        async with engine(tmp_path / "job", env, program, tmp_path) as one:
-            (tmp_path / "job" / "fails.py").write_text("raise RuntimeError('in a zip')")
-            await one.go("fails.py")
-            ended = (await one.wait_exits(0))[0]
-            assert ended["error"]["message"] == "RuntimeError: in a zip"
-
-    asyncio.run(run())
+    async with engine(tmp_path / "job", env, program, tmp_path) as one:
+        (tmp_path / "job" / "fails.py").write_text("raise RuntimeError('in a zip')")
+        await one.go("fails.py")
+        ended = (await one.wait_exits(0))[0]
+        assert ended["error"]["message"] == "RuntimeError: in a zip"

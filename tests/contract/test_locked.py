@@ -8,9 +8,8 @@ import shlex
 import shutil
 import signal
 import subprocess
-import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import pytest
 from tests.agents.test_environments import BACKEND, UV
 from tests.cluster import Cluster
 from tests.cluster.fixtures import hosts_of
-from tests.cluster.job import POLL_S, WAIT_S, Job
+from tests.cluster.job import Job, until
 from tests.cluster.scripts import STEPS
 from tests.pythons import interpreters
 from tests.stub import STUB
@@ -154,13 +153,6 @@ def site(pair: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
                 os.kill(pid, signal.SIGKILL)
             for name in (".supervisor/environments", ".supervisor/jobs", ".supervisor/trees", "cache"):
                 shutil.rmtree(host.home / name, ignore_errors=True)
-
-
-def until(look: Callable[[], Any], what: str, seconds: float = WAIT_S) -> None:
-    end = time.monotonic() + seconds
-    while not look():
-        assert time.monotonic() < end, f"not within {seconds:g} s: {what}"
-        time.sleep(POLL_S)
 
 
 def ours(cluster: Cluster, host: str) -> dict[int, str]:
@@ -299,24 +291,6 @@ def test_one_node_cannot_build(site: Site, enough: int) -> None:
         assert site.environments("n2") == []
 
 
-@pytest.mark.parametrize("who", ["agent", "uv"])
-def test_a_killed_build_is_no_obstacle(site: Site, who: str) -> None:
-    site.write()
-    with site.job(hosts={"n2": {"prelude": site.prelude("export TEST_BUILD_HANGS=1")}}).start("--job", "one") as job:
-        until(lambda: hangs(site, "n2"), "the build")
-        word = " serve " if who == "agent" else " sync "
-        chosen = [pid for pid, line in site.cluster.processes("n2").items() if word in line]
-        assert chosen, site.cluster.processes("n2")
-        for pid in chosen:
-            os.kill(pid, signal.SIGKILL)
-        assert job.wait() == 3, job.errors()
-        assert "n2" in job.errors()
-    with site.job().start() as again:
-        again.until_step(2)
-        stop(again)
-    until(lambda: not hangs(site, "n2"), "nothing of the build", END_S)
-
-
 def test_ctrl_c_leaves_nothing(site: Site) -> None:
     site.write()
     hosts = [host.name for host in site.cluster.hosts]
@@ -330,22 +304,6 @@ def test_ctrl_c_leaves_nothing(site: Site) -> None:
         for host in hosts:
             assert not list((site.cluster.host(host).home / ".supervisor" / "jobs").glob("*"))
             assert site.environments(host) == []
-
-
-def test_two_jobs_with_one_lock_build_once(site: Site) -> None:
-    (site.work / "needs.txt").write_text("torch\nsmall\n")
-    one, other = (site.job(script=STEPS, environment="needs.txt") for _ in range(2))
-    other.out, other.err = site.work.parent / "other.out", site.work.parent / "other.err"
-    with one.start(), other.start():
-        for job in (one, other):
-            job.until_step(1)
-        assert site.builds() == sorted(str(host.home) for host in site.cluster.hosts)
-        assert len(site.environments("n1")) == len(site.environments("n2")) == 1
-        stop(one)
-        # The other one still needs it.
-        until(lambda: one.run("clean").returncode == 0, "the end of its agents", LINGER_S)
-        assert len(site.environments("n1")) == 1
-        stop(other)
 
 
 def test_nodes_that_come_back(site: Site) -> None:

@@ -11,7 +11,7 @@ from remote_agent.snapshots.scan import scan
 from tests.bench.resume import LIGHT, ONE, SAVER, burn, copies, start
 from tests.cluster import Cluster
 from tests.cluster.fixtures import hosts_of
-from tests.contract.test_succession import until
+from tests.cluster.job import until
 
 hosts = hosts_of(4, scope="function", stub_torch=True)
 SAVES = """

@@ -6,14 +6,14 @@ import os
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.door import FACTORS, Door, Operator, Server
+from tests.cluster.job import until
 from tests.cluster.leftovers import MARK, describe
 from tests.cluster.network import process_state
 
@@ -101,14 +101,6 @@ def unix_sockets(*directories: Path) -> list[str]:
     return sorted(left | {path for path in below if path.rpartition(".")[0] not in left})
 
 
-def _until(true: Callable[[], object], what: str) -> None:
-    """Wait for what a process inside does: nothing announces it."""
-    end = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < end, what
-        time.sleep(0.01)
-
-
 @pytest.fixture
 def bastion(operator: Operator) -> Server:
     """A server that asks for a second factor, on the only way to gpu1 and gpu2, which want a key alone."""
@@ -166,7 +158,7 @@ def test_a_secret_is_found_in_files_and_processes(tmp_path: Path) -> None:
         expected += [f"{name} of {pid} (sleep)" for name, pid in sorted(places, key=lambda place: place[1])]
         assert secrets_found([secret, "not there at all"], tmp_path) == expected
         with watched([secret], tmp_path) as seen:
-            _until(lambda: seen, "it is not seen")
+            until(lambda: seen, "it is not seen")
         assert seen == set(expected)
 
 
@@ -176,7 +168,7 @@ def _sleeping(*words: str, **variables: str) -> Iterator[subprocess.Popen[bytes]
     script = 'import os, sys; os.execvp("sleep", [" ".join(["sleep", *sys.argv[1:]]), "infinity"])'
     process = subprocess.Popen([sys.executable, "-c", script, *words], env={**os.environ, **variables})
     try:
-        _until(lambda: _program(process.pid) == "sleep", "no sleep")
+        until(lambda: _program(process.pid) == "sleep", "no sleep")
         yield process
     finally:
         process.kill()
@@ -193,46 +185,31 @@ def test_processes_and_sockets_of_ssh_are_found(operator: Operator, bastion: Ser
     assert {Path(path).parent for path in unix_sockets(*places)} == {operator.ssh_directory}
     for name in (HOSTS[0], "bastion"):
         operator.ssh("-O", "exit", name)
-    _until(lambda: not ssh_processes(operator.door) and not unix_sockets(*places), "the master stays")
+    until(lambda: not ssh_processes(operator.door) and not unix_sockets(*places), "the master stays")
 
 
 # supervisor
 
 
-def test_a_question_is_asked_once_for_all_hosts_behind(operator: Operator, bastion: Server) -> None:
-    before = bastion.logins(), [operator.door.server(name).logins() for name in HOSTS]
-    spoken = operator.supervisor_asked(
-        "check", str(operator.hosts), prompt=_question(bastion), answer=operator.door.password
-    )
-    assert (spoken.status, spoken.answers) == (0, 1), spoken.text
-    assert (bastion.logins(), [operator.door.server(name).logins() for name in HOSTS]) == (
-        before[0] + 1,
-        [count + 1 for count in before[1]],
-    )
+def test_a_question_is_asked_once_its_answer_is_found_nowhere_and_the_login_is_used_again(
+    operator: Operator, bastion: Server, places: list[Path]
+) -> None:
+    def logins() -> list[int]:
+        return [server.logins() for server in (bastion, *map(operator.door.server, HOSTS))]
 
-
-def test_no_secret_is_left_in_the_clear(operator: Operator, bastion: Server, places: list[Path]) -> None:
-    password = operator.door.password
+    assert (ssh_processes(operator.door), unix_sockets(*places)) == ({}, [])
+    password, before = operator.door.password, logins()
     with watched([password], *places) as seen:
         spoken = operator.supervisor_asked("check", str(operator.hosts), prompt=_question(bastion), answer=password)
-    assert spoken.status == 0, spoken.text
+    assert (spoken.status, spoken.answers) == (0, 1), spoken.text
+    assert logins() == [count + 1 for count in before]
     assert not seen
     assert password not in spoken.text
     assert secrets_found([password], *places) == []
-
-
-def test_a_login_alone_is_left_and_the_next_command_uses_it(
-    operator: Operator, bastion: Server, places: list[Path]
-) -> None:
-    assert (ssh_processes(operator.door), unix_sockets(*places)) == ({}, [])
-    spoken = operator.supervisor_asked(
-        "check", str(operator.hosts), prompt=_question(bastion), answer=operator.door.password
-    )
-    assert spoken.status == 0, spoken.text
-    left, logins = ssh_processes(operator.door), bastion.logins()
+    left, before = ssh_processes(operator.door), logins()
     (socket,) = unix_sockets(*places)
     assert Path(socket).is_relative_to(operator.door.run)
     assert [line for line in left.values() if socket not in line] == []
     again = operator.supervisor("check", str(operator.hosts))
     assert again.returncode == 0, again.stderr
-    assert (ssh_processes(operator.door), unix_sockets(*places), bastion.logins()) == (left, [socket], logins)
+    assert (ssh_processes(operator.door), unix_sockets(*places), logins()[0]) == (left, [socket], before[0])

@@ -29,6 +29,7 @@ import pytest
 
 from tests.cluster.door import FACTORS, PASSWORD_ALONE, Door, Operator, Server
 from tests.cluster.inventory import write_inventory
+from tests.cluster.job import until
 from tests.contract.test_ssh_sessions import secrets_found, ssh_processes, unix_sockets, watched
 from tests.ports import reserved_port
 from tests.screens.test_pty import Terminal
@@ -208,21 +209,6 @@ def _helpers(door: Door) -> list[int]:
     return [pid for pid in door.pids() if any("SUPERVISOR_ASKPASS" in word for word in _words(pid))]
 
 
-def _open_questions(door: Door) -> int:
-    """Return how many questions have reached supervisor and wait there: connections to its socket."""
-    lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
-    prefix = str(door.run / "supervisor" / "ask.")
-    return sum(len(line) > 7 and line[5] == "03" and line[7].startswith(prefix) for line in lines)
-
-
-def _until(true: Callable[[], object], what: str, seconds: float = WAIT_S) -> None:
-    """Wait for what a process inside does: nothing announces it."""
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, what
-        time.sleep(0.01)
-
-
 def _give_home(server: Server) -> None:
     """Give a server the agent in a SUPERVISOR_HOME of its own."""
     shutil.copytree(server.directory.parent / "node", server.directory / "node")
@@ -315,9 +301,9 @@ def test_a_job_from_its_launch_to_its_end_with_one_answer_for_each_server(site: 
         assert shown.lower().count("password:") == 2
         assert "removed walk on gpu1 gpu2" in site.run("clean").stdout
         assert site.since(before) == [1, 1, 1]
-        _until(lambda: (set(ssh_processes(site.door)), site.sockets()) == own, "something of ssh is left")
+        until(lambda: (set(ssh_processes(site.door)), site.sockets()) == own, "something of ssh is left")
         assert is_alive(), "the user's own connection has been closed"
-    _until(lambda: (ssh_processes(site.door), site.sockets()) == ({}, []), "the user's own connection stays")
+    until(lambda: (ssh_processes(site.door), site.sockets()) == ({}, []), "the user's own connection stays")
 
 
 def _shell(tty: Window) -> None:
@@ -381,7 +367,7 @@ def test_killed_while_a_question_is_open(site: Site) -> None:
         tty.until(site.of_bastion)
         assert (len(_helpers(site.door)), bool(ssh_processes(site.door))) == (1, True)
         tty.process.kill()
-        _until(lambda: not _helpers(site.door) and not ssh_processes(site.door), "ssh or its helper stays", GONE_S)
+        until(lambda: not _helpers(site.door) and not ssh_processes(site.door), "ssh or its helper stays", GONE_S)
     with site.terminal("check") as tty:
         tty.answer(site.of_bastion, site.typed)
         tty.answer(site.of_second, site.typed)
@@ -399,7 +385,7 @@ def test_a_login_that_was_killed_is_made_again_once(site: Site) -> None:
         for pid in masters:
             # Its socket stays.
             os.kill(pid, signal.SIGKILL)
-        _until(lambda: not ssh_processes(site.door), "ssh stays", GONE_S)
+        until(lambda: not ssh_processes(site.door), "ssh stays", GONE_S)
     # Nobody answers, and nobody may be asked: what is left ends all the same.
     assert site.operator.run(*site.command("clean")).returncode == UNREACHABLE
     assert site.sockets() == []
@@ -409,17 +395,17 @@ def test_a_login_that_was_killed_is_made_again_once(site: Site) -> None:
 def test_a_question_that_is_interrupted_leaves_the_terminal_as_it_was(site: Site, number: signal.Signals) -> None:
     with site.terminal("check") as tty:
         tty.until(site.of_bastion)
-        _until(lambda: not _echoes(tty), "what is typed is shown")
+        until(lambda: not _echoes(tty), "what is typed is shown")
         tty.process.send_signal(number)
         assert tty.wait_for_end() != 0
         assert _echoes(tty), (tty.process.returncode, tty.text)
-    _until(lambda: not ssh_processes(site.door), "ssh stays", GONE_S)
+    until(lambda: not ssh_processes(site.door), "ssh stays", GONE_S)
 
 
 def test_a_question_comes_again_after_a_stop_and_the_answer_is_not_shown(site: Site) -> None:
     with site.terminal("check") as tty:
         tty.until(site.of_bastion)
-        _until(lambda: not _echoes(tty), "what is typed is shown")
+        until(lambda: not _echoes(tty), "what is typed is shown")
         tty.process.send_signal(signal.SIGSTOP)
         # A shell would set the terminal as it likes it.
         shown = termios.tcgetattr(tty.master)
@@ -461,7 +447,7 @@ def test_killed_while_logins_are_open(site: Site) -> None:
         bridges -= before | here
         assert len(bridges) >= len(HOSTS), {pid: _words(pid) for pid in set(site.door.pids()) - before}
         tty.process.kill()
-        _until(lambda: not bridges & set(site.door.pids()), "a bridge stays on its node", GONE_S)
+        until(lambda: not bridges & set(site.door.pids()), "a bridge stays on its node", GONE_S)
 
     def masters() -> dict[str, list[str]]:
         found = [_words(pid) for pid in ssh_processes(site.door)]
@@ -472,11 +458,11 @@ def test_killed_while_logins_are_open(site: Site) -> None:
         others = [words for pid in ssh_processes(site.door) if "-M" not in (words := _words(pid))]
         return all("-W" in words and words[-1] == "jump" for words in others) and len(others) == len(HOSTS)
 
-    _until(is_quiet, f"more than masters: {ssh_processes(site.door)}", GONE_S)
+    until(is_quiet, f"more than masters: {ssh_processes(site.door)}", GONE_S)
     assert masters().keys() == {"bastion", *HOSTS}
     assert [name for name, words in masters().items() if not _persists(words)] == []
     site.exit_masters()
-    _until(lambda: (ssh_processes(site.door), site.sockets()) == ({}, []), "a master stays", GONE_S)
+    until(lambda: (ssh_processes(site.door), site.sockets()) == ({}, []), "a master stays", GONE_S)
 
 
 def _persists(words: Sequence[str]) -> bool:
@@ -537,40 +523,6 @@ def _check(operator: Operator) -> contextlib.AbstractContextManager[Window]:
     return on_terminal(operator, [sys.executable, "-m", "supervisor", "check", str(operator.hosts)])
 
 
-def test_a_password_is_not_tried_on_another_host(operator: Operator) -> None:
-    servers = [operator.door.server(f"asks{name}", PASSWORD_ALONE, at=name) for name in HOSTS]
-    operator.write("known_hosts", "".join(server.known_as() for server in servers))
-    _configure(operator, "User root")
-    _append(operator, *servers)
-    operator.inventory(*HOSTS, via="openssh")
-    before = [server.logins() for server in servers]
-    questions = [f"{server.name}: root@{server.address}'s password:" for server in servers]
-    with _check(operator) as tty:
-        _until(lambda: _open_questions(operator.door) == len(HOSTS), "not all ask")
-        tty.until("'s password:")
-        first = next(question for question in questions if question in tty.text)
-        tty.send(f"{operator.door.password}\n".encode())
-        (second,) = set(questions) - {first}
-        tty.answer(second, f"{operator.door.password}\n")
-        assert tty.wait_for_end() == 0, tty.text
-        assert [tty.text.count(question) for question in questions] == [1, 1]
-    assert [server.logins() for server in servers] == [count + 1 for count in before]
-
-
-def test_a_passphrase_opens_all_hosts_of_its_key(operator: Operator, open_site: list[Server]) -> None:
-    passphrase = f"phrase-{os.urandom(6).hex()}"
-    key = operator.key(passphrase=passphrase, lets_in=open_site)
-    operator.write("known_hosts", "".join(server.known_as() for server in open_site))
-    before = [server.logins() for server in open_site]
-    with _check(operator) as tty:
-        # Nobody types as fast as ssh asks.
-        _until(lambda: _open_questions(operator.door) == len(HOSTS), "not all ask")
-        tty.answer(f"Enter passphrase for key '{key}':", f"{passphrase}\n")
-        assert tty.ends_with_one("Enter passphrase") == 0, tty.text
-        assert passphrase not in tty.text
-    assert [server.logins() for server in open_site] == [count + 1 for count in before]
-
-
 # Host keys
 
 
@@ -620,7 +572,7 @@ def test_an_unknown_host_key_is_asked_about_whatever_the_configuration_says(
 def test_the_screen_asks_at_first_and_later_only_when_it_is_called(site: Site) -> None:
     site.launch()
     site.exit_masters()
-    _until(lambda: not ssh_processes(site.door), "a master stays")
+    until(lambda: not ssh_processes(site.door), "a master stays")
     before = site.logins()
     with site.terminal("attach", JOB, lines=24) as tty:
         tty.until("ssh to jump host bastion", site.of_bastion)
@@ -637,7 +589,7 @@ def test_the_screen_asks_at_first_and_later_only_when_it_is_called(site: Site) -
         tty.press("A", "ssh to gpu2", site.of_second)
         tty.forget()
         tty.send(site.typed.replace("\n", "\r").encode())
-        _until(lambda: site.since(before) == [1, 1, 2], "gpu2 is not connected again")
+        until(lambda: site.since(before) == [1, 1, 2], "gpu2 is not connected again")
         tty.press("2", "gpu2")
         assert site.door.password not in tty.text
         tty.leave()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 
 from tests.cluster import Cluster
 from tests.cluster.fixtures import hosts_of
-from tests.cluster.job import WAIT_S, Job, journal
+from tests.cluster.job import WAIT_S, Job, journal, until
 from tests.cluster.scripts import LIGHT
 from tests.examples import nightly
 
@@ -19,17 +18,6 @@ KEYS = {"nproc_per_node": 1, "min_nodes": 1, "node_timeout": 4.0}
 
 
 hosts = hosts_of(5, stub_torch=True)
-
-
-def until(fits: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
-    """Return the first true answer."""
-    end = time.monotonic() + timeout_s
-    while time.monotonic() < end:
-        found = fits()
-        if found:
-            return found
-        time.sleep(0.05)
-    raise AssertionError(f"no {what} within {timeout_s:g} s")
 
 
 def last(cluster: Cluster, node: str, job: str, kind: str, generation: int) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ from remote_agent.diagnose.signatures import SIGNATURES
 from remote_agent.diagnose.verdict import verdict
 from supervisor.postmortem import reading
 from supervisor.postmortem.diagnosis import diagnose
-from tests.bench import crossval
+from tests.fast import corpus
 from tests.fast.cases import Case, read_cases
 
 SECOND = 1_000_000_000
@@ -180,24 +180,24 @@ def _holds(word: str, incident: Any, root: Path) -> bool:
 
 def test_no_rule_keys_on_what_is_incidental() -> None:
     """Paths, names, numbers, dates and users' own words changed, ranks permuted: the answers to the corpus stay."""
-    if not crossval.CORPUS.is_dir():
+    if not corpus.CORPUS.is_dir():
         pytest.skip("no corpus here")
-    cases = [json.loads(path.read_text()) for path in sorted(crossval.CORPUS.glob("*.json"))]
-    for change in (crossval.incidental, crossval.permuted):
-        lost = [case["id"] for case in cases if crossval.judge(change(case, random.Random(7))) != crossval.judge(case)]
+    cases = [json.loads(path.read_text()) for path in sorted(corpus.CORPUS.glob("*.json"))]
+    for change in (corpus.incidental, corpus.permuted):
+        lost = [case["id"] for case in cases if corpus.judge(change(case, random.Random(7))) != corpus.judge(case)]
         assert lost == []
 
 
 def test_rules_are_taken_apart_and_put_together() -> None:
     for signature in SIGNATURES:
-        parts = crossval.alternatives(signature.regex.pattern)
+        parts = corpus.alternatives(signature.regex.pattern)
         assert "|".join(parts) == signature.regex.pattern
         assert all(re.compile(part) for part in parts)
 
 
 def test_a_rule_begins_with_what_a_search_can_look_for() -> None:
     """Where all parts of an expression do, a long text is not tried at each place; two must look at whole lines."""
-    parts = [part for signature in SIGNATURES for part in crossval.alternatives(signature.regex.pattern)]
+    parts = [part for signature in SIGNATURES for part in corpus.alternatives(signature.regex.pattern)]
     assert len([part for part in parts if not re.match(r"[\w /:]|\\\[", part)]) == 2
     for text, hits in (("OOMKilled", 1), ("xOOMKilled", 0), ("x\nKilled\n", 1), ("xKilled", 0)):
         assert sum(signature.regex.search(text) is not None for signature in SIGNATURES) == hits
