@@ -55,16 +55,21 @@ class JobRequests:
             "job_files": self.job_files,
             "nccl": self.nccl,
             "series": kept.answer,
-            "log_list": _takes(logs.list),
-            "log_read": _takes(logs.read),
-            "log_window": _takes(logs.window),
-            "log_merged": _takes(logs.merged),
-            "log_follow": _takes(logs.follow),
-            "log_rows": _takes(logs.rows),
-            "log_search": _takes(logs.search),
+            "log_list": self._log(LogStore.list),
+            "log_read": self._log(LogStore.read),
+            "log_window": self._log(LogStore.window),
+            "log_merged": self._log(LogStore.merged),
+            "log_follow": self._log(LogStore.follow),
+            "log_rows": self._log(LogStore.rows),
+            "log_search": self._log(LogStore.search),
             "snapshot_files": self.snapshot_files,
             "snapshot_read": self.snapshot_read,
         }
+
+    def _log(self, method: Callable[..., Awaitable[Answer] | Items]) -> Op:
+        """Return a request that passes on the arguments that a method has: a newer supervisor may send more."""
+        known = arguments_of(method)
+        return lambda args: method(self.logs, **{name: value for name, value in args.items() if name in known})
 
     async def handle(self, op: str, args: Args, body: bytes) -> Answer | Items:
         """Answer one request; raises Problem."""
@@ -201,11 +206,10 @@ class FileRequests(JobRequests):
         return Answer({})
 
 
-def _takes(method: Callable[..., Awaitable[Answer] | Items]) -> Op:
-    """Return a request that passes on the arguments that a method has: a newer supervisor may send more."""
-    code = method.__func__.__code__  # type: ignore[attr-defined]
-    known = frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
-    return lambda args: method(**{name: value for name, value in args.items() if name in known})
+def arguments_of(method: Callable[..., object]) -> frozenset[str]:
+    """Return the names of the arguments that a method has beside its object."""
+    code = method.__code__
+    return frozenset(code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount])
 
 
 def _job_files(files: paths.JobFiles) -> Iterator[Path]:

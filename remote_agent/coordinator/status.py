@@ -188,7 +188,7 @@ def _node(
         "cordoned": node.cordoned,
         "lacks_tree": node.lacks,
         "group_rank": state.members.get(node.name) if ranks else None,
-        "reason": node.reason or _remark(node, facts.get("malformed")),
+        "reason": "; ".join(filter(None, (node.reason, _remark(node, facts.get("malformed"))))) or None,
         "agent_pid": facts.get("agent_pid") if node.connected or node.name == state.me else None,
         "clock_offset_ms": facts.get("clock_offset_ms"),
         "clock_error_ms": facts.get("clock_error_ms"),
@@ -200,10 +200,10 @@ def _node(
 
 
 def _remark(node: s.Node, malformed: str | None) -> str | None:
-    """Return what is to be said of a node that has no other reason for its state."""
+    """Return what is to be said of a node beside the reason for its state."""
     if malformed:
         return f"malformed report: {malformed}"
-    return "cordoned" if node.cordoned else None
+    return "cordoned" if node.cordoned and "cordoned" not in (node.reason or "") else None
 
 
 def _older_node(vitals: NodeVitals | None, late_s: float) -> NodeVitals | None:

@@ -40,7 +40,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
     """Carry out one verb; returns the exit code."""
     action = BY_VERB[verb]
     options = _parse(action, argv)
-    names = _read_nodes(action, option_value(options, "node"))
+    names = _read_nodes(action, option_value(options, "node") or ())
     args: Args = {"nodes": names} if len(names) > 1 else {}
     if action.scope == "node" and not args:
         args["node"] = names[0] if names else None
@@ -166,7 +166,7 @@ def _parse(action: Action, argv: Sequence[str]) -> argparse.Namespace:
         words = "the node's name in the inventory" + (" (default: the first reachable node)" if optional else "")
         words += "; a,b or n[1-4]: several nodes with one restart" if action.plan else ""
         metavar = "NODE[,NODE…]" if action.plan else "NODE"
-        parser.add_argument("--node", required=not optional, metavar=metavar, help=words)
+        parser.add_argument("--node", action="append", required=not optional, metavar=metavar, help=words)
     if action.plan:
         parser.add_argument("--dry-run", action="store_true", help="show the next group without changing anything")
     if action.op == "stop":
@@ -180,12 +180,15 @@ def _parse(action: Action, argv: Sequence[str]) -> argparse.Namespace:
     return parse(parser, argv)
 
 
-def _read_nodes(action: Action, text: str | None) -> list[str]:
+def _read_nodes(action: Action, given: Sequence[str]) -> list[str]:
     """Return the names of --node: `n1`, and for verbs with a plan also `a,b` and `n[1-4]`; raises UsageError."""
-    if text is None or not action.plan:
-        return [] if text is None else [text]
+    if not action.plan:
+        if len(given) > 1:
+            raise UsageError(f"{action.verb} takes one --node")
+        return list(given)
+    text = ",".join(given)
     try:
-        return list(dict.fromkeys(expand(text)))
+        return list(dict.fromkeys(expand(text))) if text else []
     except PatternError as error:
         raise UsageError(f"--node {text}: {error}") from error
 

@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 # A node gives up its old coordinator after 0.8 of node_timeout, whose default is 15 s.
 FORCE_DEADLINE = 20.0
+ATTACH = "`supervisor attach` starts the agents again where the hosts can be reached"
 # The pause between two attempts to promote an agent, seconds.
 RETRY = 1.0
 
@@ -104,7 +105,7 @@ async def promote(hub: Hub, node: str | None) -> RequestReply:
         raise RequestFailed(f"no host {node!r} in the inventory", f"its hosts: {hosts}", "unknown_node")
     agents = await hub.identities()
     if not agents:
-        raise hub.unreachable("no agent is alive there")
+        raise hub.unreachable("no agent is alive there", ATTACH)
     known = {name for one in agents.values() for name in one.get("members", ())}
     away = sorted(known - set(agents))
     seq = max(int(one.get("last_seq", 0)) for one in agents.values())

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from remote_agent.wire import Args, CallFailed, WireError
 from remote_agent.wire.events import ENDED_STATES, LIVE_RANKS
 from supervisor.control import admission, heal, promotion, resync
+from supervisor.control.promotion import ATTACH
 from supervisor.control.replies import all_messages, entry, failed_entry
 from supervisor.errors import RequestFailed, SupervisorError, Unreachable, why
 from supervisor.ssh.forward import Forward
@@ -305,7 +306,7 @@ async def _ask_once(hub: Hub, op: str, args: Args, generation: int, end: float) 
         # Only files answer: the end of the job may not have been read yet.
         await hub.until_current()
     await promotion.refuse_over(hub)
-    raise hub.unreachable(last or "no agent is alive there")
+    raise hub.unreachable(last or "no agent is alive there", ATTACH)
 
 
 async def _ensure_coordinator(hub: Hub, op: str, args: Args) -> None:

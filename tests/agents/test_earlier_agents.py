@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from remote_agent.agent.file_requests import _takes
-from remote_agent.wire import Answer
+from remote_agent.agent.file_requests import JobRequests, arguments_of
+from remote_agent.logs import LogStore
 from supervisor.ssh.agent_file import AgentFile
 from tests.agents.test_session_hosts import hosts
 from tests.agents.test_session_verbs import Cli
@@ -41,13 +41,14 @@ def earlier(tmp_path_factory: pytest.TempPathFactory) -> AgentFile:
     return AgentFile.build(folder / "remote_agent")
 
 
-async def test_an_agent_ignores_arguments_that_it_does_not_know() -> None:
-    class Store:
-        async def read(self, offset: int, *, length: int = 9) -> Answer:
-            return Answer({"offset": offset, "length": length})
+async def test_an_agent_ignores_arguments_that_it_does_not_know(tmp_path: Path) -> None:
+    class Job(JobRequests):
+        def __init__(self) -> None:
+            self.logs = LogStore(tmp_path, live=False)
 
-    read = _takes(Store().read)
-    assert (await read({"offset": 3, "length": 4, "of_tomorrow": True})).data == {"offset": 3, "length": 4}  # type: ignore[misc]
+    answer = Job()._log(LogStore.list)({"of_tomorrow": True})
+    assert (await answer).data == {"files": []}  # type: ignore[misc]
+    assert {"pattern", "exact"} <= arguments_of(LogStore.rows)
 
 
 def test_a_job_of_an_earlier_agent_is_led_by_this_supervisor(

@@ -306,8 +306,8 @@ class OneAgent:
     async def until_current(self) -> None:
         """There is nothing more to hear."""
 
-    def unreachable(self, last: str) -> Unreachable:
-        return Unreachable(last)
+    def unreachable(self, last: str, hint: str = "") -> Unreachable:
+        return Unreachable(last, hint)
 
     async def wait_change(self, timeout_s: float) -> int:
         await asyncio.sleep(0)
