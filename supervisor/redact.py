@@ -44,11 +44,13 @@ _TOKEN_OF_TEXT = re.compile(
 )
 # NAME=value, "name": "value", Name: value, --name value in a text, with or without quotes, also escaped ones.
 _PAIR = re.compile(
-    rf"{_NAME}(?P<sep>\\{{0,8}}[\"']?\]?[ \t]{{0,20}}(?:=>|:=|[=:](?!=))[ \t]{{0,20}}|[ \t]+(?=[^\s-]))"
+    rf"{_NAME}(?P<sep>\\{{0,8}}[\"']?\]?[ \t]{{0,20}}(?:=>|:=|[=:](?!=))[ \t]{{0,20}}|[ \t]+(?=[^\s-])"
+    r"|\\{0,8}[\"'],[ \t]{0,4}(?=\\{0,8}[\"'][^-]))"
     r"(?:[bBrRuU]{0,2}(?P<quote>\\{0,8}[\"'])(?P<quoted>(?:(?!(?P=quote))(?:\\.|[^\n]))+)"
     r"|(?P<value>(?:[^\s\"',;&\\]|\\(?![\"']))+))"
 )
-_OPTION = re.compile(r"(?:^|\s)--[\w-]{0,80}\Z")
+_WORD = re.compile(r"[\w.-]*")
+_OPTION = re.compile(r"(?:^|[\s\"'])--[\w-]{0,80}\Z")
 _NUMBER = re.compile(r"[-+]?(?:\d{1,8}(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?[^\w]*", re.I)
 # Letters and digits mixed, as no word of a text is.
 _OPAQUE = re.compile(r"(?=[^\d]*\d)(?=[^A-Za-z]*[A-Za-z])[\w+/=%~-]{12,}")
@@ -86,7 +88,11 @@ _TOKEN = re.compile(
     r"|dckr_pat_[\w-]{20,}|SG\.[\w-]{16,}\.[\w-]{16,}|(?:gsk|r8|whsec|[rs]k_live)_[A-Za-z0-9]{20,}|xai-[\w-]{40,}"
     r"|hv[bs]\.[\w-]{20,}|do[opr]_v1_[a-f0-9]{40,}|AGE-SECRET-KEY-1[A-Z0-9]{40,})"
 )
-_KEY_BLOCK = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)")
+# A key that is cut off ends where its lines do.
+_KEY_BLOCK = re.compile(
+    r"-----BEGIN [A-Z ]*PRIVATE KEY-----"
+    r"(?:[\s\S]{0,8192}?-----END [A-Z ]*PRIVATE KEY-----|(?:(?:\s|\\[nr]){1,4}[A-Za-z0-9+/=]{40,})+)"
+)
 
 
 def is_secret(name: str) -> bool:
@@ -141,8 +147,9 @@ def _pair(match: re.Match[str]) -> tuple[int, int]:
 
 def _holds_secret(match: re.Match[str]) -> bool:
     value = match["quoted"] or match["value"]
-    # After a space, it is a value only if the name is that of an option.
-    if value.lower() in _NOT_SECRET or (not match["sep"].strip() and _OPTION.search(_front(match)) is None):
+    # After a space, or as the next word of a list, it is a value only if the name is that of an option.
+    is_next = not match["sep"].strip(" \t\\\"',")
+    if value.lower() in _NOT_SECRET or (is_next and _OPTION.search(_front(match)) is None):
         return False
     if match["quoted"] is None and _is_code(match, value):
         return False
@@ -221,7 +228,8 @@ def argv(words: Sequence[str]) -> list[str]:
         if hides and not word.startswith("--"):
             out.append(MARK)
         else:
-            out.append(f"{name}={MARK}" if equals and _hides(name, value) else text(word))
+            is_setting = equals and _WORD.fullmatch(name) and _hides(name, value)
+            out.append(f"{name}={MARK}" if is_setting else text(word))
         hides = word.startswith("-") and not equals and is_secret(word)
     return out
 

@@ -29,6 +29,11 @@ def test_names_tell_what_is_secret() -> None:
     assert [name for name in (*SECRET, *ORDINARY) if redact.is_secret(name)] == [*SECRET]
 
 
+def test_a_sentence_in_a_list_is_no_setting() -> None:
+    claims = ["rank 1 failed: cannot connect to https://u:pw@h/, token=abcdefgh", "HF_TOKEN=x"]
+    assert redact.document(claims) == [f"rank 1 failed: cannot connect to https://u:{M}@h/, token={M}", f"HF_TOKEN={M}"]
+
+
 def test_command_lines_and_documents_keep_what_is_no_secret() -> None:
     """In the words that are meant, * stands for what was a secret."""
     given = "env,PGPASSWORD=correct horse,PWD=/root,-H,Authorization: Token a,--lr,3e-4,--api-key,abc,--token=abc"
