@@ -219,7 +219,8 @@ async def test_restart_remove_add_and_stop(tmp_path: Path) -> None:
                 # As if another supervisor had started it.
                 link.learn({"build": "0" * 64, "version": "0.0.9"})
                 with pytest.raises(RequestFailed, match=r"started by another supervisor \(0\.0\.9\): log_merged: Type"):
-                    await other.log("n1", "log_merged", {"no_such": 1})
+                    await other.log("n1", "log_merged", {"count": "many"})
+                assert (await other.log("n1", "log_merged", {"count": 1, "of_tomorrow": 1})).data["rows"]
             await session.request("stop", kill=False)
             await until(session, lambda: session.ended)
             assert session.state == "stopped"
