@@ -3,8 +3,9 @@
 In: the agents' own code, a clock that only the simulation moves, a network in memory that carries real frames. Out: a
 Report: for each thing that happens to the job, what its coordinator and one of its members had to do.
 
-Agents are whole, except for their engines. The journals of all but the first host (the coordinator) and the last one
-(the member) have no files. Nothing is encrypted, and no garbage is collected meanwhile.
+The agents on the first host (the coordinator) and on the last one (the member) are whole, except for their engines.
+The others are whole but for their connection to the coordinator, which reads each frame that is the same for all of
+them once, and for their journals, which have no files. Nothing is encrypted, and no garbage is collected meanwhile.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import functools
 import gc
 import heapq
 import inspect
+import json
 import logging
 import os
 import random
@@ -24,7 +27,7 @@ import tempfile
 import time
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -44,13 +47,24 @@ from remote_agent.coordinator.journal import Journal
 from remote_agent.election import peers
 from remote_agent.election.ballot import Ballot
 from remote_agent.election.member import Member
-from remote_agent.wire import FIRST_TERM, Args, Channel, JobSpec, NodeSpec
+from remote_agent.wire import FIRST_TERM, Answer, Args, Channel, ChannelClosed, Frame, Handler, JobSpec, NodeSpec
+from remote_agent.wire.channel import CallFailed, refuse
 from remote_agent.wire.events import EventType
-from remote_agent.wire.frames import LENGTHS_BYTES, sizes
+from remote_agent.wire.frames import LENGTHS_BYTES, decode, encode, sizes
+from supervisor.inventory import load
+from supervisor.link.hub import Hub
+from supervisor.logs.merge import Part, rows_before
+from supervisor.logs.rows import LogLine
+from supervisor.ssh.answers import read_answer
+from supervisor.tui import looks, model
+from supervisor.tui.rows.tables import SortOrder, node_columns, rank_columns
+from supervisor.tui.rows.tables import Table as Grid
 from tests.bench.report import NEVER, Report, Table
 
 RANKS = 8
 HOSTS = tuple(int(hosts) for hosts in os.environ.get("SUPERVISOR_SCALE_HOSTS", "64,256,1000").split(","))
+# A scenario that takes more of the processor than this is given up.
+LIMIT_S = float(os.environ.get("SUPERVISOR_SCALE_LIMIT_S", "60"))
 # Whatever hosts do at once in a real job, they do within this time.
 SPREAD_S = 0.5
 # Ranks have formed their process group by then.
@@ -59,6 +73,9 @@ OPERATORS = 3
 # How long ranks wait until it is a hang, and how many collectives a pulse tells of.
 PATIENCE_S = 4.0
 CAME = 128
+# A screen has this many rows, and has fetched as many of the log from each node.
+ROWS_SHOWN = 48
+ROWS_OF_A_NODE = 256
 EPOCH_NS = 1_800_000_000 * 10**9
 MEMORY = Path("/dev/shm")
 PORT = 7000
@@ -66,6 +83,10 @@ _CONNECT = inspect.signature(peers.connect)
 _OP = re.compile(rb'"op":"(\w+)"')
 _host: contextvars.ContextVar[str] = contextvars.ContextVar("host", default="")
 """The host whose work is done."""
+
+
+class TooLong(Exception):
+    """A scenario has taken more of the processor than it may."""
 
 
 class Stuck(AssertionError):
@@ -108,6 +129,7 @@ class _Loop(asyncio.SelectorEventLoop):
         self.jump = _Jump()
         super().__init__(self.jump)
         self.spent: defaultdict[str, float] = defaultdict(float)
+        self.deadline = float("inf")
         self.failures: list[str] = []
         self.set_exception_handler(lambda loop, context: self.failures.append(str(context)))
 
@@ -115,10 +137,14 @@ class _Loop(asyncio.SelectorEventLoop):
         return self.jump.now
 
     def charge(self, host: str, work: Callable[[], object]) -> None:
-        """Run something, and charge its processor time to a host."""
+        """Run something, and charge its processor time to a host; raises TooLong."""
         begun = time.thread_time()
         work()
-        self.spent[host] += time.thread_time() - begun
+        ended = time.thread_time()
+        self.spent[host] += ended - begun
+        if ended > self.deadline:
+            self.deadline = float("inf")
+            raise TooLong
 
     def call_soon(self, callback: Any, *args: Any, context: contextvars.Context | None = None) -> Any:  # type: ignore[override]
         loop: Any = self
@@ -202,6 +228,8 @@ class Network:
         self.asked: Counter[str] = Counter()
         """The connections by their first request."""
         self.wires: defaultdict[str, set[_Wire]] = defaultdict(set)
+        self.whole: frozenset[str] = frozenset()
+        """The hosts of which nothing is made cheaper."""
         self.dark: set[str] = set()
         """The hosts without power, by name and by address."""
 
@@ -245,6 +273,8 @@ class Network:
         wire, other = self.pair(here, there.name)
         wire.is_unused = True
         there.scope.copy().run(there.accept, here, other)
+        if handler is not refuse and here not in self.whole:
+            return Light(wire, handler)
         return Channel(read_from(wire), cast("Any", wire), handler)
 
     async def is_dead(self, address: str, port: int) -> bool:
@@ -257,6 +287,75 @@ def read_from(wire: _Wire) -> asyncio.StreamReader:
     reader = asyncio.StreamReader()
     wire.deliver, wire.finish = reader.feed_data, reader.feed_eof
     return reader
+
+
+@functools.lru_cache(maxsize=512)
+def _frame(data: bytes) -> Frame:
+    size = sizes(data[:LENGTHS_BYTES])
+    end = LENGTHS_BYTES + size.header
+    return decode(size, data[LENGTHS_BYTES:end], data[end : end + size.body])
+
+
+class Light:
+    """A member's end of its connection to the coordinator: a Channel at a fraction of the cost."""
+
+    def __init__(self, wire: _Wire, handler: Handler) -> None:
+        self._wire, self._handler = wire, handler
+        self.closed = asyncio.Event()
+        self.ended = False
+        self._calls: dict[int, asyncio.Future[Answer]] = {}
+        self._count = 0
+        loop, scope = asyncio.get_running_loop(), contextvars.copy_context()
+        wire.deliver = lambda data: loop.call_soon(self._take, data, context=scope)
+        wire.finish = lambda: loop.call_soon(self._finish, context=scope)
+
+    def _take(self, data: bytes) -> None:
+        at = 0
+        while at < len(data) and not self.closed.is_set():
+            size = sizes(data[at : at + LENGTHS_BYTES])
+            end = at + LENGTHS_BYTES + size.header + size.body
+            header = _frame(data[at:end] if at or end < len(data) else data).header
+            at = end
+            if "re" not in header:
+                self._handle(header["op"], header["args"])
+            elif (future := self._calls.pop(header["re"], None)) is not None and not future.done():
+                future.set_result(Answer(header.get("ok")))
+
+    def _handle(self, op: str, args: Args) -> None:
+        try:
+            cast("Any", self._handler(op, args, b"")).send(None)
+        except StopIteration:
+            return
+        raise AssertionError(f"what takes the notice {op} waits for something")
+
+    def _finish(self) -> None:
+        self.ended = True
+        self.closed.set()
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(ChannelClosed("it is closed"))
+                future.exception()
+
+    async def run(self) -> None:
+        try:
+            await self.closed.wait()
+        finally:
+            self._wire.close()
+
+    async def call(self, op: str, args: Mapping[str, object], timeout: float = 30.0) -> Answer:
+        self._count += 1
+        future = self._calls[self._count] = asyncio.get_running_loop().create_future()
+        self._wire.write(encode({"id": self._count, "op": op, "args": args}))
+        answer: Answer = await asyncio.wait_for(future, timeout)
+        if answer.data is None:
+            raise CallFailed("refused", op)
+        return answer
+
+    async def notify(self, op: str, args: Mapping[str, object]) -> None:
+        self._wire.write(encode({"op": op, "args": args}))
+
+    async def close(self) -> None:
+        self._wire.close()
 
 
 class Engine:
@@ -443,6 +542,26 @@ class MemoryJournal(Journal):
         """Nothing is written."""
 
 
+class SharedFold(replay.Fold):
+    """What a journal shows, looked up once for all nodes that have the same one."""
+
+    known: dict[tuple[int, int], Any]
+
+    @property
+    def state(self) -> Any:
+        at = self._journal.age
+        if at not in self.known:
+            self.known[at] = super().state
+        return self.known[at]
+
+
+class FewPeers(peers.Peers):
+    """The other agents, whose addresses all nodes share: one copy for each would be N * N."""
+
+    def learn(self, members: Mapping[str, Any], *, certain: bool = False) -> None:
+        """All addresses are known."""
+
+
 def address_of(name: str) -> str:
     """Return the address of a host, by its name, which is n and its number."""
     number = int(name[1:])
@@ -458,13 +577,16 @@ class Node(Agent):
         self.scope.run(_host.set, self.name)
         self._tasks, self._peers = Tasks(), set()
         self._network = job.network
-        spec, files = job.spec, JobFiles(Home(job.folder), self.name)
-        files.root.mkdir(parents=True, exist_ok=True)
-        kind = Journal if number in (1, job.hosts) else MemoryJournal
-        journal = before.context.journal if before else kind(files.events)
-        fold = replay.Fold(spec, journal, self.name)
-        others = peers.Peers(files, self.name, "", self._tasks)
-        others.members = dict(job.members)
+        whole, spec = self.name in job.network.whole, job.spec
+        files = JobFiles(Home(job.folder), self.name)
+        if whole:
+            files.root.mkdir(parents=True, exist_ok=True)
+        journal = before.context.journal if before else (Journal if whole else MemoryJournal)(files.events)
+        fold = (replay.Fold if whole else SharedFold)(spec, journal, self.name)
+        if isinstance(fold, SharedFold):
+            fold.known = job.folds
+        others = (peers.Peers if whole else FewPeers)(files, self.name, "", self._tasks)
+        others.members = job.members if isinstance(others, FewPeers) else dict(job.members)
         me = Member(me=self.name, node_timeout=spec.node_timeout, contact=clocks.now())
         ballot = Ballot(files.term, me)
         if before is not None:
@@ -558,15 +680,18 @@ class Job:
     hang_at: float | None = None
     """The time since which the first rank has not moved."""
 
-    def __init__(self, hosts: int, folder: Path) -> None:
-        self.hosts, self.folder = hosts, folder
+    def __init__(self, hosts: int, folder: Path, *, tells_members: bool = True) -> None:
+        """`tells_members`: whether the coordinator tells all nodes where each new one listens."""
+        self.hosts, self.folder, self._tells_members = hosts, folder, tells_members
         names = [f"n{number}" for number in range(1, hosts + 1)]
         nodes = tuple(NodeSpec(name, address_of(name), str(RANKS)) for name in names)
         self.spec = JobSpec(
             "scale", "train.py", nodes, min_nodes=hosts, max_nodes=hosts, max_restarts=9, hang_after=0.0, standby="off"
         )
         self.members: dict[str, Args] = {name: {"address": address_of(name), "port": PORT} for name in names}
+        self.folds: dict[tuple[int, int], Any] = {}
         self.network = Network()
+        self.network.whole = frozenset((names[0], names[-1]))
         self.loop = _Loop()
         self.nodes: dict[str, Node] = {}
         self._patches = contextlib.ExitStack()
@@ -589,9 +714,12 @@ class Job:
         log = logging.getLogger("remote_agent")
         self._patches.enter_context(mock.patch.object(log, "handlers", [self._log]))
         self._patches.enter_context(mock.patch.object(log, "propagate", False))
+        if not self._tells_members:
+            self._patches.enter_context(mock.patch.object(Coordinator, "notify_all", _without_members))
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.loop.deadline = float("inf")
         tasks = asyncio.all_tasks(self.loop)
         for task in tasks:
             task.cancel()
@@ -608,13 +736,15 @@ class Job:
     # What happens
 
     def measure(self, act: Callable[[], Coroutine[Any, Any, None]]) -> Figures:
-        """Let something happen, and return what it took; raises Stuck."""
+        """Let something happen, and return what it took; raises TooLong, Stuck."""
         loop, network = self.loop, self.network
         network.traffic.clear()
         network.asked.clear()
         loop.spent.clear()
         begun = loop.time()
+        loop.deadline = time.thread_time() + LIMIT_S
         loop.run_until_complete(act())
+        loop.deadline = float("inf")
         # The node looks at its journal when it asks who is next.
         last = self.nodes[f"n{self.hosts}"]
         loop.charge(last.name, lambda: last.context.fold.state)
@@ -724,6 +854,42 @@ class Job:
             wire.close()
             await running
 
+    async def look(self) -> None:
+        """Do with one document, and one page of the log, what an operator's screen does."""
+        role = self.nodes["n1"].member.role.coordinator
+        assert role is not None
+        status = json.loads(json.dumps(role.status()))
+        inventory = self.folder / "hosts.toml"
+        hosts = (f"[[hosts]]\nname = '{name}'\naddress = '{address_of(name)}'\n" for name in self.nodes)
+        inventory.write_text("".join(hosts))
+        hub = Hub(load(inventory), "scale")
+        hub.set_status(status)
+        view = model.take(cast("Any", hub))
+        nodes, ranks = node_columns(looks.Glyphs(), False, RANKS, 6), rank_columns(looks.Glyphs(), False, 6)
+        line = LogLine("", 0, 0, "stdout", 0, 0, 0, None, b"step=1200 loss=2.3471")
+        fetched = range(0, 1000 * ROWS_OF_A_NODE, 1000)
+        parts = [
+            Part([line._replace(node=name, t_ns=place + later) for later in fetched], True, 0, 0, 10**9)
+            for place, name in enumerate(self.nodes)
+        ]
+        answer, by_step = Answer({"status": status}), SortOrder("step", falling=True)
+
+        def shown(items: Sequence[Any], columns: Sequence[Any]) -> None:
+            grid = Grid(columns, 160, looks.Glyphs())
+            for item in by_step.sorted(items, columns)[:ROWS_SHOWN]:
+                grid.row(item)
+
+        works: dict[str, Callable[[], object]] = {
+            "check": lambda: read_answer("n1", "watch", answer),
+            "take in": lambda: hub.set_status(status),
+            "view": lambda: model.take(cast("Any", hub)),
+            "nodes": lambda: shown(view.nodes, nodes),
+            "ranks": lambda: shown(view.ranks, ranks),
+            "log": lambda: rows_before(parts, 10),
+        }
+        for name, work in works.items():
+            self.loop.charge(name, work)
+
     async def stop(self) -> None:
         """End the job, until all agents know."""
         self.nodes["n1"].request("stop")
@@ -736,6 +902,14 @@ class Job:
         await self.until(lambda: any(record["type"] == kind for record in journal.since(since)))
 
 
+_notify_all = Coordinator.notify_all
+
+
+def _without_members(coordinator: Coordinator, op: str, args: Args) -> None:
+    if op != "members":
+        _notify_all(coordinator, op, args)
+
+
 async def _here(function: Callable[..., Any], *args: Any) -> Any:
     """Run something at once, in place of asyncio.to_thread."""
     return function(*args)
@@ -745,6 +919,7 @@ async def _here(function: Callable[..., Any], *args: Any) -> Any:
 
 
 Act = Callable[["Job"], Coroutine[Any, Any, None]]
+_LOOK = "an operator's screen"
 SCENES: dict[str, Act] = {
     "all join, until they train": Job.up,
     "a quiet second": Job.quiet,
@@ -755,6 +930,7 @@ SCENES: dict[str, Act] = {
     "the node is back, until they train": lambda job: job.back(["n3"]),
     "a restart, until they train": Job.restart,
     f"a second with {OPERATORS} operators": Job.watched,
+    _LOOK: Job.look,
     "half of the nodes lost and back": lambda job: job.back([f"n{number}" for number in range(2, job.hosts, 2)]),
     "the end": Job.stop,
 }
@@ -763,20 +939,24 @@ ELECTIONS: dict[str, Act] = {
     "the coordinator loses its power": lambda job: job.cut(1),
     f"so do {MANY} hosts, as far as the others are more than half": lambda job: job.cut(min(MANY, job.hosts // 2 - 1)),
 }
-Run = dict[str, "Figures"]
-"""By scene."""
+Run = dict[str, "Figures | None"]
+"""By scene; None: it was given up."""
 
 
-def simulate(hosts: int, scenes: Mapping[str, Act]) -> Run:
-    """Return what each scene took, in turn."""
+def simulate(hosts: int, scenes: Mapping[str, Act], **how: bool) -> Run:
+    """Return what each scene took, in turn, up to the first that is given up."""
     run: Run = {}
     with (
         tempfile.TemporaryDirectory(prefix="scale-", dir=MEMORY if MEMORY.is_dir() else None) as folder,
-        Job(hosts, Path(folder)) as job,
+        Job(hosts, Path(folder), **how) as job,
     ):
         for name, act in scenes.items():
-            figures = job.measure(lambda act=act: act(job))  # type: ignore[misc]
-            run[name] = figures.per_second() if "second" in name else figures
+            try:
+                figures = job.measure(lambda act=act: act(job))  # type: ignore[misc]
+                run[name] = figures.per_second() if "second" in name else figures
+            except TooLong:
+                run[name] = None
+                return run
     return run
 
 
@@ -792,63 +972,137 @@ def _time(value: float) -> str:
     return f"{value:,.2f} s" if value >= 1 else f"{value * 1e3:,.1f} ms"
 
 
-Figure = tuple[str, Callable[[Figures, int], float], Callable[[float], str]]
-"""Its title, how it is read where there are so many hosts, how it is written."""
-TABLES: tuple[Figure, ...] = (
-    ("messages to the coordinator", lambda figures, hosts: figures.traffic["n1"].received, _count),
-    ("messages from the coordinator", lambda figures, hosts: figures.traffic["n1"].sent, _count),
-    ("bytes from the coordinator", lambda figures, hosts: figures.traffic["n1"].sent_bytes, _bytes),
-    ("processor time of the coordinator", lambda figures, hosts: figures.spent["n1"], _time),
-    ("processor time of one member", lambda figures, hosts: figures.spent[f"n{hosts}"], _time),
+Read = Callable[[Figures, str], float]
+"""Reads one figure; the name is that of the last host."""
+
+
+def _operators(name: str) -> Read:
+    return lambda figures, last: sum(
+        getattr(one, name) for host, one in figures.traffic.items() if host.startswith("operator")
+    )
+
+
+def _coordinator(name: str, other_way: str) -> Read:
+    """Its traffic with operators does not count."""
+    operators = _operators(other_way)
+    return lambda figures, last: getattr(figures.traffic.get("n1", Traffic()), name) - operators(figures, last)
+
+
+def _asked(op: str) -> Read:
+    return lambda figures, last: figures.asked.get(op, 0)
+
+
+def _spent(host: str) -> Read:
+    return lambda figures, last: figures.spent.get(host, 0.0)
+
+
+def _member(name: str) -> Read:
+    return lambda figures, last: float(getattr(figures.traffic.get(last, Traffic()), name))
+
+
+TABLES: tuple[tuple[str, Read, Callable[[float], str]], ...] = (
+    ("messages to the coordinator", _coordinator("received", "sent"), _count),
+    ("bytes to the coordinator", _coordinator("received_bytes", "sent_bytes"), _bytes),
+    ("messages from the coordinator", _coordinator("sent", "received"), _count),
+    ("bytes from the coordinator", _coordinator("sent_bytes", "received_bytes"), _bytes),
+    ("processor time of the coordinator", _spent("n1"), _time),
+    ("messages to one member", _member("received"), _count),
+    ("bytes to one member", _member("received_bytes"), _bytes),
+    ("processor time of one member", lambda figures, last: figures.spent.get(last, 0.0), _time),
+    ("new connections", lambda figures, last: sum(figures.asked.values()), _count),
+    (f"bytes to {OPERATORS} operators", _operators("received_bytes"), _bytes),
 )
-ROWS: tuple[Figure, ...] = (
-    ("virtual seconds until there is a coordinator", lambda figures, hosts: figures.elected_s, _time),
-    ("virtual seconds until all others follow it", lambda figures, hosts: figures.virtual_s, _time),
-    ("messages", lambda figures, hosts: sum(one.sent for one in figures.traffic.values()), _count),
-    ("new connections", lambda figures, hosts: sum(figures.asked.values()), _count),
-    ("processor time of a node", lambda figures, hosts: sum(figures.spent.values()) / hosts, _time),
+
+
+ROWS: tuple[tuple[str, Read, Callable[[float], str]], ...] = (
+    ("virtual seconds until there is a coordinator", lambda figures, last: figures.elected_s, _time),
+    ("virtual seconds until all others follow it", lambda figures, last: figures.virtual_s, _time),
+    ("messages", lambda figures, last: sum(one.sent for one in figures.traffic.values()), _count),
+    ("bytes", lambda figures, last: sum(one.sent_bytes for one in figures.traffic.values()), _bytes),
+    ("new connections", lambda figures, last: sum(figures.asked.values()), _count),
+    *((f"of these: {op}", _asked(op), _count) for op in ("who", "vote", "announce", "time")),
+    ("processor time of a node", lambda figures, last: sum(figures.spent.values()) / int(last[1:]), _time),
 )
+SCREEN = (
+    ("check of a document", "check"),
+    ("taking it in", "take in"),
+    ("what all screens show", "view"),
+    (f"{ROWS_SHOWN} nodes by their steps", "nodes"),
+    (f"{ROWS_SHOWN} ranks by their steps", "ranks"),
+    (f"the last 10 lines of all, {ROWS_OF_A_NODE} of each node", "log"),
+)
+Runs = Mapping[int, Run]
 NOTES = (
     f"{RANKS} ranks on each host; growth: how much faster the figure grows than the number of hosts",
     "no encryption, no garbage collection; scenes of some seconds are divided by them",
 )
 
 
-def _row(label: str, scene: str, figure: Figure, runs: Mapping[int, Run]) -> tuple[str, ...]:
+def _row(label: str, scene: str, read: Read, text: Callable[[float], str], runs: Runs) -> tuple[str, ...]:
     """Return one figure of one scene for each number of hosts, with its growth."""
-    _, read, text = figure
     row, before, fewer = [label], 0.0, 0
     for hosts, run in runs.items():
-        value = read(run[scene], hosts)
-        row.append(text(value))
+        value = _figure(scene, read, hosts, run)
+        given_up = f"> {LIMIT_S:.0f} s" if scene in run else NEVER
+        row.append(given_up if value is None else text(value))
         if fewer:
             row.append(f"x {value / before * fewer / hosts:.2f}" if value and before else NEVER)
-        before, fewer = value, hosts
+        before, fewer = value or 0.0, hosts
     return tuple(row)
+
+
+def _figure(scene: str, read: Read, hosts: int, run: Run) -> float | None:
+    """Return one figure; None where there is none."""
+    figures = run.get(scene)
+    return None if figures is None else read(figures, f"n{hosts}")
+
+
+def tables(runs: Runs) -> Iterator[Table]:
+    """Yield a table for each figure, and one for each election."""
+    head = [cell for hosts in runs for cell in (f"{hosts} hosts", "growth")]
+    del head[1]
+    for title, read, text in TABLES:
+        # Most scenes have no operator, or no new connection.
+        some = [scene for scene in SCENES if any(_figure(scene, read, *each) for each in runs.items())]
+        seen = [scene for scene in some if scene != _LOOK]
+        yield Table(title, ("", *head), tuple(_row(scene, scene, read, text, runs) for scene in seen))
+    rows = tuple(_row(label, _LOOK, _spent(name), _time, runs) for label, name in SCREEN)
+    yield Table("processor time of an operator's side", ("", *head), rows)
+    for title in ELECTIONS:
+        rows = tuple(_row(label, title, read, text, runs) for label, read, text in ROWS)
+        yield Table(title, ("", *head), rows, NOTES if title == [*ELECTIONS][-1] else ())
+
+
+def _simulate_all(hosts: int) -> Run:
+    """Return what all scenes took, each of those after one that is given up in a new job."""
+    joined, *others = SCENES
+    run: Run = {}
+    tells_members = True
+    for group in ({name: SCENES[name] for name in others}, *({name: act} for name, act in ELECTIONS.items())):
+        left = group
+        while left:
+            found = simulate(hosts, {joined: Job.up, **left}, tells_members=tells_members)
+            run.setdefault(joined, found[joined])
+            if found[joined] is None and not tells_members:
+                return run
+            # Where joining takes too long, the others go on without its largest part.
+            tells_members = found.pop(joined) is not None and tells_members
+            run.update(found)
+            left = {name: act for name, act in left.items() if name not in found}
+    return run
 
 
 def run() -> Report:
     """Simulate jobs of several sizes."""
-    runs = {
-        hosts: simulate(hosts, SCENES)
-        | {title: simulate(hosts, {"up": Job.up, title: act})[title] for title, act in ELECTIONS.items()}
-        for hosts in HOSTS
-    }
-    head = [cell for hosts in runs for cell in (f"{hosts} hosts", "growth")]
-    del head[1]
-    tables = [
-        Table(figure[0], ("", *head), tuple(_row(scene, scene, figure, runs) for scene in SCENES)) for figure in TABLES
-    ]
-    tables += [
-        Table(title, ("", *head), tuple(_row(figure[0], title, figure, runs) for figure in ROWS), NOTES)
-        for title in ELECTIONS
-    ]
-    # By hosts, scene and figure.
+    runs = {hosts: _simulate_all(hosts) for hosts in HOSTS}
+    # By hosts, scene and figure; of what was given up there is nothing.
     data = {
         hosts: {
-            scene: {label: read(figures, hosts) for label, read, _ in (ROWS if scene in ELECTIONS else TABLES)}
-            for scene, figures in run.items()
+            scene: {
+                label: _figure(scene, read, hosts, run) for label, read, _ in (ROWS if scene in ELECTIONS else TABLES)
+            }
+            for scene in run
         }
         for hosts, run in runs.items()
     }
-    return Report("scale", tuple(tables), {"hosts": data})
+    return Report("scale", tuple(tables(runs)), {"hosts": data})
