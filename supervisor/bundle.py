@@ -6,7 +6,7 @@ are its directories, unpacked for as long as this process runs, so that a bundle
     bundle.json              {"bundle": 1, "job", "made_ns", "supervisor", "hosts": facts of each host,
                              "status": how the job was, or null once it had ended,
                              "files": {member: [where its bytes begin, time of the last change in ns]}}
-    nodes/<host>/<path>      a file of the job's directory there (see docs/json.md)
+    nodes/<host>/<path>      a file of the job's directory there (see docs/security.md)
 
 **A secret in a log is replaced by as many characters**: offsets, and with them the indexes of the logs, stay as they
 are. Of a log whose beginning is left out, as of one that `log_bound` has cut, the front is a hole.

@@ -152,7 +152,7 @@ class Runs:
         run = self.runs[-1]
         cause = CAUSES.get(self._cause)
         run.role = "bad" if cause is not None and cause.is_bad else "warn"
-        kinds = cause.told_by if cause is not None else ()
+        kinds = cause.events if cause is not None else ()
         notes = next((self._notes[kind] for kind in kinds if kind in self._notes), [])
         run.how = "; ".join(notes[-2:]) or cause_text(self._cause) or "its coordinator changed"
 

@@ -60,8 +60,8 @@ class Cause(NamedTuple):
     word: str
     """What the next generation began with, in a table."""
     text: str
-    told_by: tuple[EventType, ...] = ()
-    """The events that say more, the first one known counts."""
+    events: tuple[EventType, ...] = ()
+    """The events with more details; the first of them that is known counts."""
     is_bad: bool = False
     """Something was wrong."""
 

@@ -72,6 +72,11 @@ class Window(Terminal):
             assert not is_over, f"no {wanted}: {self.text[-3000:]}"
             self._read(time.monotonic() + 0.1)
 
+    def shows(self, pattern: str) -> bool:
+        """Read a little, and return whether it has shown a text like this."""
+        self._read(time.monotonic() + 0.1)
+        return re.search(pattern, self.text) is not None
+
     def ends_with_one(self, text: str) -> int:
         """Read until the command has ended, which may show this only once until then; returns its status."""
         end = time.monotonic() + WAIT_S
@@ -581,6 +586,8 @@ def test_the_screen_asks_at_first_and_later_only_when_it_is_called(site: Site) -
         tty.press(site.typed.replace("\n", "\r"), "RUNNING", "version 1 of rank 1")
         assert site.door.password not in tty.text
         assert site.since(before) == [1, 1, 1]
+        # Before its own connection is open, its lines come through the other host, and its questions are its first.
+        until(lambda: tty.shows(r"gpu2 [^g]{10,60} ok "), "gpu2 is not connected")
         tty.forget()
         site.exit_masters("gpu2")
         tty.until("needs your answer")
