@@ -28,6 +28,7 @@ from remote_agent.coordinator.journal import chunks
 from remote_agent.coordinator.machine import run
 from remote_agent.coordinator.operator_requests import answer, read
 from remote_agent.coordinator.output_watch import Losses, moved
+from remote_agent.coordinator.policy import judged
 from remote_agent.coordinator.status import document
 from remote_agent.coordinator.views import is_short
 from remote_agent.diagnose.incidents import iso_time
@@ -254,6 +255,8 @@ class Coordinator:
                 self._drop(command.node)
             elif isinstance(command, s.HandOver):
                 self._retire(command.node)
+            elif isinstance(command, s.Judge):
+                self._tasks.spawn(self._judge(command), "verdict")
             else:
                 reply = command
         if any(one["type"] not in LATER for one in self._unsent):
@@ -261,6 +264,15 @@ class Coordinator:
         if commands or not isinstance(events[-1], inputs.Tick):
             self._wake()
         return reply
+
+    async def _judge(self, order: s.Judge) -> None:
+        try:
+            verdict = await asyncio.to_thread(judged, order)
+        except Exception:
+            log.exception("the verdict failed; the group is restarted without one")
+            nothing = dataclasses.replace(order.state, exits={}, troubles={})
+            verdict = judged(dataclasses.replace(order, state=nothing))
+        self.feed(verdict)
 
     def request(self, node: str, op: str, args: Args) -> Any:
         """Answer a request that a node passes on for an operator; raises Problem when it is refused, Misfit."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from remote_agent.diagnose.hang.pulses import Pulse
+    from remote_agent.diagnose.incidents import Incident
     from remote_agent.wire import NodeSpec
     from remote_agent.wire.documents import EvidenceEntry, PlacedAnswer, RankExit, SnapshotEntry
 
@@ -211,6 +212,16 @@ class Idle(Report):
 
     generation: int
     exits: tuple[RankExit, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Judged(Input):
+    """The verdict on a group that failed, which `known` failures of ranks and nodes show; final: all have ended."""
+
+    generation: int
+    incident: Incident
+    final: bool
+    known: int
 
 
 @dataclasses.dataclass(frozen=True)

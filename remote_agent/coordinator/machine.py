@@ -62,7 +62,6 @@ def run(state: s.State, events: Iterable[inputs.Input], now: float, wall_ns: int
         if is_heard and not _is_stale(turn.state, event):
             HANDLERS[type(event)](turn, event)
         if turn.state.phase == s.STOPPING and not turn.state.waiting:
-            turn.mark("idle")
             policy.after_stop(turn)
     _decide(turn)
     policy.note_recovery(turn)
@@ -489,6 +488,7 @@ HANDLERS: dict[type, Callable[[Turn, Any], None]] = {
     inputs.Grouped: phases.on_grouped,
     inputs.Exited: on_exited,
     inputs.Idle: on_idle,
+    inputs.Judged: policy.on_judged,
     inputs.Tick: on_tick,
     **{verb.kind: verb.handle for verb in VERBS.values()},
 }

@@ -1,6 +1,9 @@
 """What follows when the group has stopped: a new generation, an end, or the role's hand-over.
 
 In: a Turn whose members are all idle, with the cause and the evidence. Out: incident, restart charge, end.
+
+The verdict on a failure is not made in a Turn: that of thousands of ranks takes seconds, in which the coordinator must
+answer. The Turn orders it with `Judge`, the shell calls `judged`, and what that returns is the next input.
 """
 
 from __future__ import annotations
@@ -8,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from remote_agent.coordinator import code_version, views
+from remote_agent.coordinator import code_version, inputs, views
 from remote_agent.coordinator import state as s
 from remote_agent.coordinator.formation import patience, send_away
 from remote_agent.coordinator.quorum import without
@@ -22,7 +25,6 @@ from remote_agent.diagnose.verdict import verdict
 from remote_agent.wire.events import HOST_NAME, EventType, StopCause
 
 if TYPE_CHECKING:
-    from remote_agent.coordinator import inputs
     from remote_agent.wire.documents import IncidentDocument, LastOutputDetail, MissingRanks
 
 # A script that prints no steps counts as being before its first step only for this long after its start.
@@ -36,17 +38,52 @@ OWN_ENDS = frozenset({None, "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT"})
 
 
 def after_stop(turn: Turn) -> None:
-    """Decide what follows a stopped group."""
+    """Decide what follows a stopped group; if it failed, order the verdict first."""
+    if "idle" not in turn.state.marks:
+        turn.mark("idle")
+    if _is_failure(turn.state):
+        _order_verdict(turn, final=True)
+    else:
+        _conclude(turn, None)
+
+
+def _order_verdict(turn: Turn, final: bool) -> None:
+    """Order the verdict, unless it is being made; the final one does not wait for a preliminary one."""
+    if turn.state.judging is None or (final and not turn.state.judging):
+        turn.set(judging=final)
+        turn.commands.append(s.Judge(turn.state, turn.wall_ns, final))
+
+
+def judged(order: s.Judge) -> inputs.Judged:
+    """Return the verdict that was ordered."""
+    return inputs.Judged(order.state.generation, _judge(order.state, order.wall_ns), order.final, _known(order.state))
+
+
+def on_judged(turn: Turn, event: inputs.Judged) -> None:
+    """Take the verdict, unless it is not wanted any more."""
+    state = turn.state
+    if state.phase != s.STOPPING or event.generation != state.generation or event.final != state.judging:
+        return
+    turn.set(judging=None)
+    if event.final:
+        _conclude(turn, event.incident)
+    else:
+        _publish(turn, event)
+
+
+def _conclude(turn: Turn, incident: Incident | None) -> None:
+    """Decide what follows a stopped group, which failed if there is an incident."""
     state = turn.state
     cause = state.cause or StopCause.RESTART
-    stop_ms = round((turn.now - state.marks.get("stop", turn.now)) * 1000, 1)
-    failed = _is_failure(state)
-    turn.emit(EventType.GENERATION_STOPPED, cause=cause, stop_ms=stop_ms, **(_ends(state) if failed else {}))
+    stop_ms = round((state.marks["idle"] - state.marks.get("stop", state.marks["idle"])) * 1000, 1)
+    ends = {} if incident is None else _ends(state)
+    turn.emit(EventType.GENERATION_STOPPED, cause=cause, stop_ms=stop_ms, **ends)
     turn.set(groups=without(state.groups, state.generation, state.term))
-    incident = _report(turn, _judge(turn.state, turn.wall_ns)) if failed else None
-    for output in state.last_output if failed else ():
-        report_last_output(turn, output)
-    turn.set(preliminary=None, last_output=())
+    if incident is not None:
+        _report(turn, incident)
+        for output in state.last_output:
+            report_last_output(turn, output)
+    turn.set(judging=None, preliminary=None, last_output=())
     _close(turn)
     leaving = [name for name in state.nodes if name in turn.state.leaving]
     for name in sorted(leaving, key=lambda name: name == state.me):
@@ -100,20 +137,27 @@ def _ends(state: s.State) -> dict[str, Any]:
 def publish(turn: Turn) -> None:
     """Write the incident of a group that takes long to stop as it is known so far, and again if another cause emerges.
 
-    Its number stays; `after_stop` writes the verdict.
+    Its number stays; the final verdict replaces it.
     """
     state = turn.state
     if state.phase != s.STOPPING or not _is_failure(state) or turn.now - state.marks["stop"] < PUBLISH_AFTER_S:
         return
+    if _known(state) > (0 if state.preliminary is None else state.preliminary.known):
+        _order_verdict(turn, final=False)
+
+
+def _known(state: s.State) -> int:
+    """Return how many failures of ranks and nodes are known."""
     own = sum(ended["code"] != 0 and not ended.get("stopped_by_us") for ended in state.exits.values())
-    known, before = own + len(state.lost) + len(state.troubles), state.preliminary
-    if not known or (before is not None and before.known == known):
-        return
-    incident = _judge(state, turn.wall_ns)
-    trial = Turn(state, turn.now, turn.wall_ns)
+    return own + len(state.lost) + len(state.troubles)
+
+
+def _publish(turn: Turn, event: inputs.Judged) -> None:
+    incident, before = event.incident, turn.state.preliminary
+    trial = Turn(turn.state, turn.now, turn.wall_ns)
     _close(trial)
     is_last = not _continues(trial, incident)
-    turn.set(preliminary=s.Preliminary(incident.id, incident.fingerprint, known, is_last))
+    turn.set(preliminary=s.Preliminary(incident.id, incident.fingerprint, event.known, is_last))
     if before is None or before.fingerprint != incident.fingerprint:
         _report(turn, incident, preliminary=True)
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from remote_agent.coordinator import inputs
+from remote_agent.coordinator import inputs, policy
 from remote_agent.coordinator import state as s
 from remote_agent.coordinator.machine import step
 from remote_agent.coordinator.operator_requests import ACTIVE, VERBS
@@ -54,15 +54,24 @@ def preview(status: Status, op: str, names: Sequence[str]) -> Preview:
             elif isinstance(command, s.HandOver):
                 # The successor forms the next group.
                 state = dataclasses.replace(state, me=command.node, phase=s.FORMING, ended=None)
-                waiting.append(inputs.Tick())
-            elif isinstance(command, s.Emit) and command.type is EventType.GENERATION_PROPOSED:
-                connected = [name for name, node in state.nodes.items() if node.connected]
-                waiting.extend(inputs.Recorded(name, command.generation, state.term) for name in connected)
-            elif isinstance(command, s.Send) and command.op == "stop":
-                waiting.append(inputs.Idle(command.node, int(command.args["generation"])))
-            elif isinstance(command, s.Send) and command.op == "prepare":
-                waiting.append(inputs.Prepared(command.node, int(command.args["generation"]), 1))
+            waiting.extend(_carried_out(command, state))
     return Preview(before, state, tuple(replies))
+
+
+def _carried_out(command: s.Command, state: s.State) -> Iterator[inputs.Input]:
+    """Return what follows once a command is carried out."""
+    if isinstance(command, s.HandOver):
+        yield inputs.Tick()
+    elif isinstance(command, s.Judge):
+        yield policy.judged(command)
+    elif isinstance(command, s.Emit) and command.type is EventType.GENERATION_PROPOSED:
+        for name, node in state.nodes.items():
+            if node.connected:
+                yield inputs.Recorded(name, command.generation, state.term)
+    elif isinstance(command, s.Send) and command.op == "stop":
+        yield inputs.Idle(command.node, int(command.args["generation"]))
+    elif isinstance(command, s.Send) and command.op == "prepare":
+        yield inputs.Prepared(command.node, int(command.args["generation"]), 1)
 
 
 def _read_status(status: Status) -> s.State:

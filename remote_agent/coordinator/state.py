@@ -211,6 +211,8 @@ class State:
     """Nodes that have failed alone since a group last made a step."""
     incidents: int = 0
     incident: IncidentDocument | None = None
+    judging: bool | None = None
+    """Whether the verdict that is being made is the final one; None: none is being made."""
     preliminary: Preliminary | None = None
     """Set if the group that is being stopped already has an incident; a new coordinator begins another one."""
     ended: str | None = None
@@ -324,6 +326,15 @@ class HandOver:
 
 
 @dataclasses.dataclass(frozen=True)
+class Judge:
+    """Make the verdict on the group of this state, and report it as `inputs.Judged`; it may take seconds."""
+
+    state: State
+    wall_ns: int
+    final: bool
+
+
+@dataclasses.dataclass(frozen=True)
 class Reply:
     """Answer the operator's request: accepted, or refused with kind, message and hint."""
 
@@ -334,5 +345,5 @@ class Reply:
     hint: str = ""
 
 
-Command = Union[Emit, Send, Drop, HandOver, Reply]
+Command = Union[Emit, Send, Drop, HandOver, Judge, Reply]
 Turned = tuple[State, "tuple[Command, ...]"]

@@ -9,8 +9,11 @@ the end of a process proves when it was seen, and nothing about the cause.**
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
+
+from remote_agent.text import shapes
 
 if TYPE_CHECKING:
     from remote_agent.diagnose.hang.watchdogs import Wait
@@ -107,6 +110,11 @@ class Claim:
             return self.headline
         short = self.headline if len(self.headline) <= _SHORT else f"{self.headline[: _SHORT - 1]}…"
         return f"{short} in {self.place}"
+
+    @functools.cached_property
+    def shape(self) -> str:
+        """Return the text without its incidental parts."""
+        return shapes.shape(self.text)
 
 
 def in_order(claims: Iterable[Claim]) -> list[Claim]:

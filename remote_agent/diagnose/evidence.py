@@ -6,11 +6,12 @@ In: the engine's exits, texts, error files. Out: RankEvidence, JobContext; nodes
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from remote_agent.diagnose.json_lines import shown_lines
-from remote_agent.text.shapes import lines_of
+from remote_agent.text.shapes import KEPT_TEXTS, lines_of
 
 if TYPE_CHECKING:
     from remote_agent.wire.documents import ErrorDocument, MissingRanks, RankExit
@@ -59,12 +60,10 @@ class RankEvidence:
     ) -> RankEvidence:
         """Return the evidence in an engine's Exit, whose t_ns has been corrected by clock_shift_ns."""
         files = files or {}
-        tail = str(exit.get("tail") or "")
-        tail_lines = lines_of(tail)
+        texts = _texts_of(str(exit.get("tail") or ""))
         lines = exit.get("stderr_lines")
-        first = None if lines is None else max(1, int(lines) - len(tail_lines) + 1)
+        first = None if lines is None else max(1, int(lines) - len(texts) + 1)
         places: list[tuple[str | None, int | None]] = []
-        texts = [shown_lines(line) or [line] for line in tail_lines]
         nccl_lines = lines_of(str(exit.get("nccl") or ""))
         if nccl_lines or any(len(one) > 1 for one in texts):
             places += [(files.get("nccl"), None)] * len(nccl_lines)
@@ -96,6 +95,12 @@ class RankEvidence:
         return bool(self.exit and self.exit.get("stopped_by_us"))
 
 
+@functools.lru_cache(KEPT_TEXTS)
+def _texts_of(tail: str) -> tuple[Sequence[str], ...]:
+    """Return what each line shows: itself, or the lines of a JSON record's text."""
+    return tuple(shown_lines(line) or (line,) for line in lines_of(tail))
+
+
 @dataclasses.dataclass(frozen=True)
 class JobContext:
     """What is known besides the ranks. Times are ns of the coordinator's clock."""
@@ -124,7 +129,11 @@ class JobContext:
 
     def node_of(self, rank: int) -> str | None:
         """Return the node of a rank, None where that is not known."""
-        return next((name for name, ranks in self.ranks_per_node.items() if rank in ranks), None)
+        return self._nodes.get(rank)
+
+    @functools.cached_property
+    def _nodes(self) -> dict[int, str]:
+        return {rank: name for name, ranks in self.ranks_per_node.items() for rank in ranks}
 
     def nodes_of(self, ranks: Iterable[int]) -> set[str]:
         """Return the nodes of these ranks, as far as they are known."""

@@ -53,9 +53,9 @@ def signal_name(code: int | None, signal: str | None) -> str | None:
     """Return the signal that ended a process, also for the codes -9 and 137; None: it exited by itself."""
     if signal:
         return signal
-    if code is None:
+    if code is None or 0 <= code <= 128:
         return None
-    number = -code if code < 0 else code - 128 if 128 < code <= 128 + 31 else 0
+    number = -code if code < 0 else code - 128 if code <= 128 + 31 else 0
     try:
         return signals.Signals(number).name
     except ValueError:

@@ -6,13 +6,14 @@ In: lines of one rank. Out: whether a line was handled or survived, and which li
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import re
 from collections.abc import Iterable, Sequence
 
-from remote_agent.diagnose.tracebacks import HEAD, SUBJECT, Trace, find_traces, strip_tag
+from remote_agent.diagnose.tracebacks import HEAD, SUBJECT, Trace, find_traces, untagged_lines
 from remote_agent.text.levels import ERROR, WARN, level_of
-from remote_agent.text.shapes import lines_of
+from remote_agent.text.shapes import KEPT_TEXTS
 
 # Training prints such lines at each step or epoch, and at its end.
 _STEPS = re.compile(
@@ -207,14 +208,15 @@ def _last_words(lines: Sequence[str]) -> tuple[tuple[int, str] | None, tuple[int
     return last, first_error
 
 
-def own_lines(text: str) -> list[str]:
+@functools.lru_cache(KEPT_TEXTS)
+def own_lines(text: str) -> tuple[str, ...]:
     """Return the lines without tags and frames around a message; those of exceptions that are only reported, empty."""
-    lines = [strip_tag(line) for line in lines_of(text)]
+    lines = untagged_lines(text)
     traces = find_traces(text)
     reported = lines_in(
         lines, (one for one in traces if one.unraisable or (one.background and is_outlived(lines, one)))
     )
-    return ["" if number in reported else _unframed(line) for number, line in enumerate(lines)]
+    return tuple("" if number in reported else _unframed(line) for number, line in enumerate(lines))
 
 
 def lines_in(lines: Sequence[str], traces: Iterable[Trace]) -> set[int]:

@@ -6,6 +6,7 @@ In: exceptions, texts. Out: signatures, and where they match.
 from __future__ import annotations
 
 import builtins
+import functools
 import itertools
 import re
 import sys
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 from remote_agent.diagnose.signatures import SIGNATURES, Signature
 from remote_agent.diagnose.signatures.distributed import CLASSES
 from remote_agent.diagnose.signatures.signature import WRONG_SIZE
+from remote_agent.text.shapes import KEPT_TEXTS
 
 if TYPE_CHECKING:
     from remote_agent.diagnose.tracebacks import Trace
@@ -36,6 +38,7 @@ _MEETING = re.compile("process_group|new_group|barrier|rendezvous|init_device_me
 _OF_PYTHON: frozenset[str] = getattr(sys, "stdlib_module_names", frozenset())
 
 
+@functools.lru_cache(KEPT_TEXTS)
 def meaning_of(trace: Trace) -> Signature | None:
     """Return what an exception means; None: nothing is known about such an exception."""
     text = f"{trace.type}: {trace.message}"

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import functools
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from remote_agent.diagnose.accusations import accused, unheard
 from remote_agent.diagnose.categories import CATEGORIES, OOM, PRESSURE
@@ -45,12 +46,14 @@ from remote_agent.diagnose.tracebacks import (
     last_exception,
     strip_tag,
     traces_of_error,
+    untagged_lines,
 )
 from remote_agent.text.names import read_number
-from remote_agent.text.shapes import clip, fingerprint, lines_of
+from remote_agent.text.shapes import KEPT_TEXTS, clip, fingerprint, lines_of
 
 if TYPE_CHECKING:
     from remote_agent.diagnose.evidence import RankEvidence
+    from remote_agent.diagnose.hang.watchdogs import Wait
     from remote_agent.wire.documents import RankExit
 
 _UNRELATED_WARNING = re.compile(r"(?:\[rank\d+\]:)?\[[IW]\d{4} ")
@@ -76,6 +79,7 @@ _EXIT_NS = 5_000_000_000
 _RAISED_ON = re.compile(r"CheckpointException ranks:dict_keys\(\[(\d+(?:, \d+)*)\]")
 # Python code does not raise these: an exception after one of them is a consequence.
 _CRASHES = frozenset({"cuda_error", "host_oom_kill", "segfault", "bus_error_shm", "nccl_network", "sigabrt"})
+_OF_CRASHES = [each for each in SIGNATURES if each.is_strong and each.category in _CRASHES]
 # The fatal errors that faulthandler names after the signal; all others of Python name a reason.
 _OF_SIGNALS = frozenset(
     {"Aborted", "Bus error", "Floating-point exception", "Floating point exception", "Illegal instruction"}
@@ -124,20 +128,45 @@ def read_rank(evidence: RankEvidence, notes: Sequence[str] = ()) -> Claim:
 def _with_context(claim: Claim, evidence: RankEvidence) -> Claim:
     """Return the claim with what else its author's text shows: its node, its peers, its watchdog, its threads."""
     rank, tail = evidence.rank, evidence.tail
-    aside, address = last_background_failure(tail), _UNREACHABLE.search(tail)
-    closed = [(int(own), int(other)) for own, other in _PEER_CLOSED.findall(tail) if own != other]
-    if closed and rank is not None and claim.kind != FAILED and not claim.others:
-        own, other = closed[0]
-        claim = dataclasses.replace(claim, says=AWAITED, others=(rank - own + other,))
+    says, others, context = claim.says, claim.others, _context_in(tail)
+    if context.closed and rank is not None and claim.kind != FAILED and not others:
+        own, other = context.closed
+        says, others = AWAITED, (rank - own + other,)
     is_report = rank is None and evidence.node is not None and not evidence.places
     return dataclasses.replace(
         claim,
+        says=says,
+        others=others,
         node=_node_of(claim),
-        hosts=tuple(_HOST_GONE.findall(tail)),
-        wait=None if rank is None else read_wait(rank, tail),
-        aside="" if aside is None else _aside(aside),
-        address="" if address is None else address[1],
+        hosts=context.hosts,
+        wait=None if rank is None or context.wait is None else context.wait._replace(rank=rank),
+        aside=context.aside,
+        address=context.address,
         report=lines_of(tail.strip())[0] if is_report and tail.strip() else "",
+    )
+
+
+class _Context(NamedTuple):
+    """What a text shows besides its failure, whichever rank wrote it."""
+
+    closed: tuple[int, int] | None
+    """The local rank that lost a connection, and the one that closed it."""
+    hosts: tuple[str, ...]
+    wait: Wait | None
+    """Of no rank yet."""
+    aside: str
+    address: str
+
+
+@functools.lru_cache(KEPT_TEXTS)
+def _context_in(text: str) -> _Context:
+    aside, address = last_background_failure(text), _UNREACHABLE.search(text)
+    return _Context(
+        next(((int(own), int(other)) for own, other in _PEER_CLOSED.findall(text) if own != other), None),
+        tuple(_HOST_GONE.findall(text)),
+        read_wait(-1, text),
+        "" if aside is None else _aside(aside),
+        "" if address is None else address[1],
     )
 
 
@@ -221,16 +250,22 @@ def _unexplained(evidence: RankEvidence, how: str) -> Claim:
     own = own_lines(evidence.tail)
     reason = find_reason(own)
     if reason is not None:
-        return dataclasses.replace(
-            _base(evidence, ENDED, "other", clip(f"{how}: {reason[1]}")),
+        return _base(
+            evidence,
+            ENDED,
+            "other",
+            clip(f"{how}: {reason[1]}"),
             hint=CATEGORIES["sigabrt"].hint,
             evidence=(_line(evidence, reason[0]),),
             proven=True,
         )
     dump = next((trace for trace in find_traces(evidence.tail) if trace.fault), None)
     if dump is not None and dump.user_frame is not None:
-        return dataclasses.replace(
-            _base(evidence, ENDED, "other", clip(f"{how}: {_line(evidence, dump.first_line).text}")),
+        return _base(
+            evidence,
+            ENDED,
+            "other",
+            clip(f"{how}: {_line(evidence, dump.first_line).text}"),
             place=dump.user_frame.place(),
             traceback=dump.text,
             evidence=(_line(evidence, dump.first_line),),
@@ -242,36 +277,41 @@ def _unexplained(evidence: RankEvidence, how: str) -> Claim:
     lines = _last_line(evidence)
     error = find_first_error(own)
     if error is not None:
-        return dataclasses.replace(
-            _base(evidence, ENDED, "other", clip(f"{how}: {error[1]}")),
+        return _base(
+            evidence,
+            ENDED,
+            "other",
+            clip(f"{how}: {error[1]}"),
             hint=hint_of("", error[1]) or "check the lines around the one shown",
             evidence=(_line(evidence, error[0]),),
             proven=True,
         )
     last = f", last line of stderr: {lines[0].text}" if lines else " and printed nothing on stderr"
-    return dataclasses.replace(
-        _base(evidence, ENDED, "other", clip(how + last)),
+    return _base(
+        evidence,
+        ENDED,
+        "other",
+        clip(how + last),
         hint="check stdout too, and look for sys.exit or os._exit in the script",
         evidence=lines,
         proven=True,
     )
 
 
-def _base(evidence: RankEvidence, kind: str, category: str, headline: str) -> Claim:
+def _base(evidence: RankEvidence, kind: str, category: str, headline: str, /, **more: Any) -> Claim:
+    """Return the claim of this rank, with further fields, and for each that is not given what its exit says."""
     exit_ = evidence.exit or {}
     code, signal = exit_.get("code"), exit_.get("signal")
-    return Claim(
-        rank=evidence.rank,
-        node=evidence.node,
-        t_ns=_time_of(evidence),
-        kind=kind,
-        category=category,
-        headline=headline,
-        hint=CATEGORIES[category].hint,
-        fingerprint=fingerprint(category, signal_name(code, signal) or "", "", headline),
-        exit_code=None if code is None and signal is None else code,
-        exit_signal=signal_name(code, signal) if signal or (code is not None and code < 0) else None,
-    )
+    name = signal_name(code, signal)
+    if "fingerprint" not in more:
+        more["fingerprint"] = fingerprint(category, name or "", "", headline)
+    fields = {
+        "hint": CATEGORIES[category].hint,
+        "exit_code": None if code is None and signal is None else code,
+        "exit_signal": name if signal or (code is not None and code < 0) else None,
+        **more,
+    }
+    return Claim(evidence.rank, evidence.node, _time_of(evidence), kind, category, headline, **fields)
 
 
 def _time_of(evidence: RankEvidence) -> int | None:
@@ -289,7 +329,7 @@ def _from_text(evidence: RankEvidence) -> Claim | None:
         traces = traces_of_error(str(evidence.error["message"]), evidence.error.get("callstack"))
         own = [trace for trace in traces if not (trace.is_wrapper or trace.unraisable)] or traces
     else:
-        lines = [strip_tag(line) for line in lines_of(evidence.tail)]
+        lines = untagged_lines(evidence.tail)
         ended = (evidence.exit or {}).get("code") is not None
         every = [trace for trace in in_tail if not (trace.fault or trace.is_wrapper or trace.unraisable)]
         own = [
@@ -331,14 +371,18 @@ def _was_caught(evidence: RankEvidence, lines: Sequence[str], trace: Trace) -> b
     return sum(later - step > 1 for step, later in zip(steps, steps[1:])) >= _CERTAIN_GAPS
 
 
-def _cause_in(evidence: RankEvidence, own: list[Trace], in_tail: list[Trace]) -> Claim | None:
-    chosen = _cause_of(own)
-    match = _match_in(evidence, in_tail)
-    if chosen is not None:
-        trace, meaning = chosen
+def _cause_in(evidence: RankEvidence, own: Sequence[Trace], in_tail: Sequence[Trace]) -> Claim | None:
+    exit_ = evidence.exit or {}
+    trace, meaning = _cause_of(own) or (None, None)
+    if trace is not None:
         awaited = next((each for each in reversed(in_tail) if each.background and not each.unraisable), None)
         if meaning is None and awaited is not None and _MISSING_INPUT.search(trace.type):
             trace, meaning, own = awaited, meaning_of(awaited), [awaited]
+        if meaning is None and not _names_a_crash(evidence.tail):
+            # Only a crash would count more: that is known without reading the rest of the text.
+            return _from_trace(evidence, trace, meaning, own, in_tail)
+    match = _match_in(evidence.tail, exit_.get("code") is not None or exit_.get("signal") is not None)
+    if trace is not None:
         earlier = match is not None and match[0].kind == FAILED and not _ends(evidence.tail, in_tail, *match)
         if match is not None and _crashed_before(evidence.tail, trace, meaning, *match):
             return _from_match(evidence, *match)
@@ -375,7 +419,7 @@ def _crashed_before(text: str, trace: Trace, own: Signature | None, meaning: Sig
     return meaning.is_strong and (counted or (crashed and line < trace.first_line)) and not trace.fault
 
 
-def _cause_of(traces: list[Trace]) -> tuple[Trace, Signature | None] | None:
+def _cause_of(traces: Sequence[Trace]) -> tuple[Trace, Signature | None] | None:
     """Return the exception that shows the cause: the first FAILED one, or else the last one without a meaning.
 
     Exceptions that are raised because of another one, or while it is handled, have its meaning.
@@ -399,17 +443,23 @@ def _cause_of(traces: list[Trace]) -> tuple[Trace, Signature | None] | None:
     return chain[-1] if chain else None
 
 
-def _match_in(evidence: RankEvidence, traces: Iterable[Trace]) -> tuple[Signature, re.Match[str]] | None:
+@functools.lru_cache(KEPT_TEXTS)
+def _names_a_crash(text: str) -> bool:
+    return any(each.regex.search(text) for each in _OF_CRASHES)
+
+
+@functools.lru_cache(KEPT_TEXTS)
+def _match_in(text: str, has_ended: bool) -> tuple[Signature, re.Match[str]] | None:
     """Return the best match in a rank's text, as far as the process did not survive it.
 
     If its exit is not known, a warning still counts if there is nothing else.
     """
-    exit_ = evidence.exit or {}
-    has_ended = exit_.get("code") is not None or exit_.get("signal") is not None
-    lines = [strip_tag(line) for line in lines_of(evidence.tail)]
-    ends = [match.start() for match in re.finditer("\n", evidence.tail)]
+    lines = untagged_lines(text)
+    ends = [match.start() for match in re.finditer("\n", text)]
     outlived = (
-        each for each in traces if each.unraisable or each.lost_parent or (has_ended and is_outlived(lines, each))
+        each
+        for each in find_traces(text)
+        if each.unraisable or each.lost_parent or (has_ended and is_outlived(lines, each))
     )
     reported = lines_in(lines, outlived)
 
@@ -426,10 +476,10 @@ def _match_in(evidence: RankEvidence, traces: Iterable[Trace]) -> tuple[Signatur
         is_warning = is_handled(lines[number]) and meaning.category != "signal_preempted"
         return not is_warning and not (has_ended and is_survived(lines, number))
 
-    match = best_match(evidence.tail, (), counts)
+    match = best_match(text, (), counts)
     if match is not None or has_ended:
         return match
-    return best_match(evidence.tail, (), lambda _, place: bisect.bisect_left(ends, place) not in reported)
+    return best_match(text, (), lambda _, place: bisect.bisect_left(ends, place) not in reported)
 
 
 def _kind(meaning: Signature | None) -> str:
@@ -441,7 +491,7 @@ def _kind(meaning: Signature | None) -> str:
 
 
 def _from_trace(
-    evidence: RankEvidence, trace: Trace, meaning: Signature | None, own: list[Trace], in_tail: list[Trace]
+    evidence: RankEvidence, trace: Trace, meaning: Signature | None, own: Sequence[Trace], in_tail: Sequence[Trace]
 ) -> Claim:
     category = meaning.category if meaning is not None else "user_exception"
     title = meaning.title if meaning is not None else ""
@@ -457,8 +507,11 @@ def _from_trace(
     chain = own if trace in own and all(each.link for each in own[1:]) else [trace]
     found = (_others_in(each, meaning if each is trace else None, evidence.rank) for each in (trace, *chain))
     says, others = next((one for one in found if one[1]), ("", ()))
-    return dataclasses.replace(
-        _base(evidence, _kind(meaning), category, title or clip(_full_headline(trace, own, child_error)) or "failed"),
+    return _base(
+        evidence,
+        _kind(meaning),
+        category,
+        title or clip(_full_headline(trace, own, child_error)) or "failed",
         place=frame.place() if frame is not None else "",
         hint=special or CATEGORIES[category].hint,
         fingerprint=fingerprint(category, trace.type, function, trace.message),
@@ -526,7 +579,7 @@ def _alike_elsewhere(evidence: RankEvidence, meaning: Signature, first: Evidence
 
 def _line(evidence: RankEvidence, number: int) -> EvidenceLine:
     """Return a line of the text, counted from 0, as evidence."""
-    text = strip_tag(lines_of(evidence.tail)[number]).strip() if evidence.tail else ""
+    text = untagged_lines(evidence.tail)[number].strip() if evidence.tail else ""
     node = evidence.nodes[number] if evidence.nodes else evidence.node
     return EvidenceLine(node, evidence.rank, *evidence.place(number), clip(text))
 
@@ -559,8 +612,11 @@ def _signalled(evidence: RankEvidence, signal: str, notes: Sequence[str]) -> Cla
         proof = (_line(evidence, last_words[0]),)
     frame = dump.user_frame if dump is not None else None
     function = f"{frame.file.rpartition('/')[2]}:{frame.function}" if frame is not None else ""
-    return dataclasses.replace(
-        _base(evidence, FAILED, category, headline),
+    return _base(
+        evidence,
+        FAILED,
+        category,
+        headline,
         place=frame.place() if frame is not None else "",
         fingerprint=fingerprint(category, signal, function, "" if last_words is None else last_words[1]),
         traceback=dump.text if dump is not None else None,
@@ -582,8 +638,11 @@ def _killed(evidence: RankEvidence, notes: Sequence[str]) -> Claim:
     proof = named or oom or pressure
     if proof:
         how = "killed by the host's OOM killer" if oom else "killed by SIGKILL while the host ran out of memory"
-        return dataclasses.replace(
-            _base(evidence, FAILED, "host_oom_kill", how),
+        return _base(
+            evidence,
+            FAILED,
+            "host_oom_kill",
+            how,
             evidence=_as_evidence(evidence, proof),
             fingerprint=fingerprint("host_oom_kill", "SIGKILL", "", ""),
             proven=bool(named),
@@ -592,8 +651,11 @@ def _killed(evidence: RankEvidence, notes: Sequence[str]) -> Claim:
     unknown_sender = (
         "likely the kernel's OOM killer, or a manual kill -9: check dmesg -T and the cgroup's memory.events on the node"
     )
-    return dataclasses.replace(
-        _base(evidence, FAILED, "other", f"killed by SIGKILL{_sender(exit_, 'SIGKILL')}"),
+    return _base(
+        evidence,
+        FAILED,
+        "other",
+        f"killed by SIGKILL{_sender(exit_, 'SIGKILL')}",
         hint="the event signal_sent names the operator" if exit_.get("sent") == "SIGKILL" else unknown_sender,
         fingerprint=fingerprint("other", "SIGKILL", "", ""),
         evidence=_last_output(evidence),

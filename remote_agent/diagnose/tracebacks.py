@@ -7,13 +7,14 @@ message, in order; message, call stack and time of the error file, in whatever f
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.text.names import read_number
-from remote_agent.text.shapes import lines_of
+from remote_agent.text.shapes import KEPT_TEXTS, lines_of
 from remote_agent.wire.gate import Misfit, parse, record
 
 if TYPE_CHECKING:
@@ -99,7 +100,8 @@ class StackFrame:
         return f"{os.path.basename(self.file)}:{self.line}{function}"
 
 
-@dataclasses.dataclass(frozen=True)
+# Each is one place in a text, however alike: comparing the fields of thousands would take seconds.
+@dataclasses.dataclass(frozen=True, eq=False)
 class Trace:
     """One exception with its stack, outermost frame first; first_line and last_line count from 0 in the text."""
 
@@ -127,7 +129,7 @@ class Trace:
         first = self.message.strip().partition("\n")[0].strip()
         return f"{self.type}: {first}" if first else self.type
 
-    @property
+    @functools.cached_property
     def headline(self) -> str:
         """Return type and the line of the message that names what is wrong, after the first one if that announces it.
 
@@ -165,7 +167,7 @@ class Trace:
         """Whether the traceback is of a process whose parent ended while starting it."""
         return any(_CHILD.search(frame.file) and frame.function == "_main" for frame in self.frames[-1:])
 
-    @property
+    @functools.cached_property
     def user_frame(self) -> StackFrame | None:
         """Return the innermost frame in the user's own code, else the innermost of all."""
         own = [frame for frame in self.frames if not _LIBRARY.search(frame.file)]
@@ -188,9 +190,16 @@ def strip_tag(line: str) -> str:
     return line if tag is None else line[tag.end() :]
 
 
-def find_traces(text: str) -> list[Trace]:
+@functools.lru_cache(KEPT_TEXTS)
+def untagged_lines(text: str) -> tuple[str, ...]:
+    """Return the lines without the rank's tags."""
+    return tuple(map(strip_tag, lines_of(text)))
+
+
+@functools.lru_cache(KEPT_TEXTS)
+def find_traces(text: str) -> tuple[Trace, ...]:
     """Return all tracebacks and crash dumps in the text, in order."""
-    lines = [strip_tag(line) for line in lines_of(text)]
+    lines = list(untagged_lines(text))
     groups = _strip_groups(lines)
     traces: list[Trace] = []
     number = 0
@@ -218,12 +227,12 @@ def find_traces(text: str) -> list[Trace]:
             number = trace.last_line + 1
         else:
             number += 1
-    return traces
+    return tuple(traces)
 
 
 def last_exception(text: str) -> Trace | None:
     """Return the exception with which a text ends, without a traceback; None if it ends otherwise."""
-    lines = [strip_tag(line) for line in lines_of(text)]
+    lines = untagged_lines(text)
     for number in range(len(lines) - 1, max(-1, len(lines) - _MESSAGE_LINES), -1):
         exception = _EXCEPTION.match(lines[number])
         if exception is not None and exception["message"] and _NAMED_AS_ERROR.search(exception["type"]):
@@ -371,7 +380,7 @@ def _error(message: Any, callstack: Any, timestamp: Any, modified_ns: int) -> Er
     }
 
 
-def traces_of_error(message: str, callstack: str | None) -> list[Trace]:
+def traces_of_error(message: str, callstack: str | None) -> Sequence[Trace]:
     """Return the exceptions of an error file: those of its call stack, or its message alone."""
     traces = find_traces(callstack or "")
     if traces:

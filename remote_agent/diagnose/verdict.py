@@ -36,7 +36,7 @@ from remote_agent.diagnose.incidents import EvidenceLine, Incident, Victims, iso
 from remote_agent.diagnose.signatures.signature import CHILD_FAILED, DIED, WRONG_SIZE
 from remote_agent.diagnose.testimony import read_ranks
 from remote_agent.text.names import name_ranks
-from remote_agent.text.shapes import clip, fingerprint, shape
+from remote_agent.text.shapes import clip, fingerprint
 from remote_agent.wire.events import AGENT_DIED
 
 if TYPE_CHECKING:
@@ -192,7 +192,8 @@ def _own_failure(case: _Case) -> _Cause | None:
         return None
     first = _named_itself(candidates)
     same = [each for each in claims if each is first or _same_cause(first, each)]
-    others = [each for each in own if each not in same]
+    alike = {*same}
+    others = [each for each in own if each not in alike]
     clear = all(_clearly_before(first, each, context) for each in others)
     confidence = "established" if first.proven and clear and own else "supported"
     if not own and any(not _clearly_before(first, each, context) for each in claims if each.kind in OF_OTHERS):
@@ -234,8 +235,9 @@ def _own_failure(case: _Case) -> _Cause | None:
 def _whole_nodes(ranks: Sequence[int], context: JobContext) -> list[str]:
     """Return a hint where all ranks of some nodes failed, and none of the others."""
     nodes = {name: set(own) for name, own in context.ranks_per_node.items() if own}
-    failed = [name for name, own in nodes.items() if own <= set(ranks)]
-    spared = [name for name, own in nodes.items() if own.isdisjoint(ranks)]
+    these = set(ranks)
+    failed = [name for name, own in nodes.items() if own <= these]
+    spared = [name for name, own in nodes.items() if own.isdisjoint(these)]
     if not spared or not failed or len(failed) + len(spared) < len(nodes) or len(ranks) == len(failed):
         return []
     return [f"all ranks{name_nodes(failed)} failed, none{name_nodes(spared)}: compare the nodes"]
@@ -251,7 +253,7 @@ def _may_be_more(first: Claim, ranks: list[int], same: list[Claim], claims: Sequ
     """Return whether ranks that we stopped may have been about to fail alike: where several did, or any rank would."""
     if len(ranks) < 2 and not CATEGORIES[first.category].same_on_all:
         return False
-    return any(_is_undecided(each) for each in claims if each not in same)
+    return any(_is_undecided(each) for each in {*claims}.difference(same))
 
 
 def _is_undecided(claim: Claim) -> bool:
@@ -334,7 +336,7 @@ def _mismatch(case: _Case) -> _Cause | None:
     calls = ", ".join(f"{call} on {name_ranks(by_call[call])}" for call in order)
     category = "collective_desync"
     return _Cause(
-        claims=[each for each in claims if each.rank in odd],
+        claims=_claims_of(odd, claims),
         scope=_scope_of(odd) if odd else "not_in_text",
         category=category,
         headline=f"collective number {mismatch.number} is not the same on all ranks: {calls}",
@@ -359,7 +361,7 @@ def _missing_rank(case: _Case) -> _Cause | None:
     gave_up = not hang or any(each.category == "nccl_timeout_watchdog" for each in claims)
     category = "user_exception" if failures else "nccl_timeout_watchdog" if gave_up else "hang_no_output"
     return _Cause(
-        claims=[each for each in claims if each.rank in ranks],
+        claims=_claims_of(ranks, claims),
         scope=_scope_of(ranks),
         category=category,
         headline="; ".join([*list(failures.values())[:1], _absence(missing)]),
@@ -372,7 +374,7 @@ def _missing_rank(case: _Case) -> _Cause | None:
 
 def _asides(claims: Iterable[Claim], ranks: Sequence[int]) -> dict[int, str]:
     """Return which exception ended a thread, a task or a child of some of these ranks."""
-    return {each.rank: each.aside for each in claims if each.rank is not None and each.rank in ranks and each.aside}
+    return {each.rank: each.aside for each in _claims_of(ranks, claims) if each.rank is not None and each.aside}
 
 
 def _absence(missing: MissingRanks) -> str:
@@ -518,7 +520,8 @@ def _evidence(cause: _Cause, claims: list[Claim]) -> tuple[EvidenceLine, ...]:
     lines = list(own)[: MAX_EVIDENCE // 2]
     seen = {each.category for each in cause.claims}
     for each in claims:
-        if each.kind in (FAILED, *OF_OTHERS, ENDED) and each.category not in seen and each not in cause.claims:
+        # What is of the cause has a category that has been seen.
+        if each.kind in (FAILED, *OF_OTHERS, ENDED) and each.category not in seen:
             seen.add(each.category)
             lines.extend(each.evidence[:1])
     return tuple(lines[:MAX_EVIDENCE])
@@ -527,11 +530,11 @@ def _evidence(cause: _Cause, claims: list[Claim]) -> tuple[EvidenceLine, ...]:
 def _victims(cause: _Cause, claims: list[Claim], context: JobContext) -> tuple[Victims, ...]:
     """Return all other ranks that failed, in order, in groups that failed alike."""
     groups: dict[tuple[str, str], list[Claim]] = {}
-    guilty = set(cause.ranks)
+    guilty, of_cause = set(cause.ranks), set(cause.claims)
     for each in claims:
-        if each.kind == DONE or each in cause.claims or each.rank is None or each.rank in guilty:
+        if each.kind == DONE or each in of_cause or each.rank is None or each.rank in guilty:
             continue
-        groups.setdefault((each.category, shape(each.text)), []).append(each)
+        groups.setdefault((each.category, each.shape), []).append(each)
     victims = []
     for (category, _), alike in groups.items():
         ranks = tuple(sorted(_ranks_of(alike)))
@@ -661,6 +664,12 @@ def _pronoun(ranks: Sequence[int]) -> str:
     return "it" if len(ranks) == 1 else "them"
 
 
+def _claims_of(ranks: Iterable[int], claims: Iterable[Claim]) -> list[Claim]:
+    """Return the claims of these ranks."""
+    authors = set(ranks)
+    return [each for each in claims if each.rank in authors]
+
+
 def _ranks_of(claims: Iterable[Claim]) -> list[int]:
     """Return the ranks of these claims."""
     return [each.rank for each in claims if each.rank is not None]
@@ -677,10 +686,11 @@ def _find_missing(claims: Sequence[Claim], context: JobContext) -> MissingRanks 
 def _why(rule: str, cause: _Cause, claims: Sequence[Claim]) -> tuple[str, ...]:
     """Return the claims that decided, in order, each alike once, and the rule that they decided by."""
     groups: dict[tuple[bool, str, str], list[Claim]] = {}
-    for each in [*cause.claims, *(each for each in claims if each not in cause.claims)]:
+    of_cause = set(cause.claims)
+    for each in [*cause.claims, *(each for each in claims if each not in of_cause)]:
         if each.headline or each.hosts:
-            is_cause, of_others = each in cause.claims, each.kind in OF_OTHERS
-            groups.setdefault((is_cause, each.kind, each.category if of_others else shape(each.text)), []).append(each)
+            is_cause, of_others = each in of_cause, each.kind in OF_OTHERS
+            groups.setdefault((is_cause, each.kind, each.category if of_others else each.shape), []).append(each)
     lines = [_claim_line(alike) for alike in list(groups.values())[: _MAX_CLAIMS - 1]]
     return (*lines, f"so: {rule}") if rule else tuple(lines)
 

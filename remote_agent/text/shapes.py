@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 
+# Thousands of ranks that fail alike print few different texts: what was read in these last ones is kept.
+KEPT_TEXTS = 16
 _CLIP = 240
 _HEX = re.compile(r"\b0x[0-9a-fA-F]+\b|\b[0-9a-f]{12,}\b")
 # A match may not begin inside a word: a long word without a slash would be scanned from each of its letters.

@@ -130,6 +130,8 @@ class Agent:
                 self.world.send(self.name, command.node, "order", order)
         elif isinstance(command, s.Drop):
             self.linked.discard(command.node)
+        elif isinstance(command, s.Judge):
+            self.world.send(self.name, self.name, "report", {"event": policy.judged(command)})
         elif isinstance(command, s.HandOver):
             for name in self.linked:
                 self.world.send(self.name, name, "moved", {"successor": command.node})

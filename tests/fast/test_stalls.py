@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from remote_agent.coordinator import inputs, replay
+from remote_agent.coordinator import inputs, policy, replay
 from remote_agent.coordinator.status import condition, document
 from remote_agent.diagnose.evidence import JobContext
 from remote_agent.diagnose.hang.loops import find_loops
@@ -438,3 +439,32 @@ def test_the_journal_gives_back_condition_and_incident() -> None:
         assert {key: value for key, value in (read.incident or {}).items() if key not in kept} == live
         expected = {"importing": "running"}.get(condition(world.state), condition(world.state))
         assert condition(read) == expected
+
+
+def test_a_verdict_takes_its_time_and_the_coordinator_goes_on() -> None:
+    """What comes while the verdict is made counts; a verdict that is not wanted any more changes nothing."""
+    world = World(spec(2))
+    world.judges = False
+    world.fail(0, "KeyError: 'labels'")
+    world.deliver("report", "n1")
+    world.pass_time(1)
+    world.settle()
+    # Two were ordered: one while the group was stopping, and the final one, which does not wait for it.
+    early, final = map(policy.judged, world.verdicts)
+    assert "generation_stopped" not in world.types(), "what follows depends on the verdict"
+    world.pass_time(60)
+    assert len(world.verdicts) == 2, "it is ordered once"
+    for late in (early, dataclasses.replace(final, generation=7)):
+        world.feed(late)
+    assert "incident" not in world.types()
+    world.feed(final)
+    world.settle()
+    assert world.state.generation == 1
+    assert [one["culprit_ranks"] for one in incidents_in(world.records())] == [[0]]
+    world.fail(1, "KeyError: 'labels'")
+    world.settle()
+    world.feed(inputs.Stop())
+    assert world.types()[-2:] == ["generation_stopped", "job_stopped"], "an end does not wait for it"
+    before = world.state
+    world.feed(policy.judged(world.verdicts[-1]))
+    assert world.state == before

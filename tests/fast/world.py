@@ -6,7 +6,7 @@ import dataclasses
 from collections import deque
 from typing import Any
 
-from remote_agent.coordinator import inputs, replay
+from remote_agent.coordinator import inputs, policy, replay
 from remote_agent.coordinator import state as s
 from remote_agent.coordinator.machine import step
 from remote_agent.wire import JobSpec, NodeSpec
@@ -66,6 +66,10 @@ class World:
         self.replies: list[s.Reply] = []
         self.heirs: list[str] = []
         self.dropped: list[str] = []
+        self.verdicts: list[s.Judge] = []
+        """Those that were ordered."""
+        self.judges = True
+        """Whether they are made, and at once."""
         self.orders: dict[str, deque[s.Send]] = {name: deque() for name in self.machines}
         self.reports: dict[str, deque[inputs.Input]] = {name: deque() for name in self.machines}
         if start:
@@ -79,13 +83,7 @@ class World:
         self.state, commands = step(self.state, event, self.now, self.wall_ns)
         for command in commands:
             if isinstance(command, s.Emit):
-                check_readable(command)
-                self.events.append(command)
-                if command.type is EventType.GENERATION_PROPOSED:
-                    for name, machine in self.machines.items():
-                        if machine.connected:
-                            report = inputs.Recorded(name, command.generation, self.state.term)
-                            self.reports[name].append(report)
+                self.take(command)
             elif isinstance(command, s.Reply):
                 self.replies.append(command)
             elif isinstance(command, s.HandOver):
@@ -93,8 +91,21 @@ class World:
             elif isinstance(command, s.Drop):
                 self.dropped.append(command.node)
                 self.machines[command.node].connected = False
-            elif self.machines[command.node].connected:
+            elif isinstance(command, s.Send) and self.machines[command.node].connected:
                 self.orders[command.node].append(command)
+        for command in commands:
+            if isinstance(command, s.Judge):
+                self.verdicts.append(command)
+                if self.judges:
+                    self.feed(policy.judged(command))
+
+    def take(self, fact: s.Emit) -> None:
+        check_readable(fact)
+        self.events.append(fact)
+        if fact.type is EventType.GENERATION_PROPOSED:
+            for name, machine in self.machines.items():
+                if machine.connected:
+                    self.reports[name].append(inputs.Recorded(name, fact.generation, self.state.term))
 
     def join(self, name: str) -> None:
         machine = self.machines[name]

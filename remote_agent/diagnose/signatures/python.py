@@ -91,6 +91,8 @@ _ERRNO_HINTS = {
     121: "the device or the network file system failed: check the node's kernel log (dmesg -T)",
     122: "the quota is used up: delete files or raise it",
 }
+# Other languages print the system's words alone.
+_WORDS_HINTS = {os.strerror(code).lower(): hint for code, hint in _ERRNO_HINTS.items()}
 _HUB = "the hub refuses this node or is out of reach: share one downloaded HF_HOME, and set HF_HUB_OFFLINE=1"
 _CLASS_HINTS = {
     "BdbQuit": "remove breakpoint() or pdb.set_trace() from the script: a rank has no terminal",
@@ -115,8 +117,8 @@ def hint_of(name: str, message: str) -> str:
     # Python has words of its own for this one.
     if "can't start new thread" in message:
         return _ERRNO_HINTS[11]
-    # Other languages print the system's words alone.
-    words = (hint for code, hint in _ERRNO_HINTS.items() if os.strerror(code).lower() in message.lower())
+    lowered = message.lower()
+    words = (hint for text, hint in _WORDS_HINTS.items() if text in lowered)
     if hint := next(words, ""):
         return hint
     return "" if bare == "EOFError" and "reading a line" not in message else _CLASS_HINTS.get(bare, "")
