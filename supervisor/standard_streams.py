@@ -188,15 +188,20 @@ def progress_bar(what: str, size: int) -> Iterator[Callable[[int], None]]:
 
 
 def _open_terminal() -> int | None:
-    """Return the terminal of this process, None if it has none or is in the background."""
-    try:
-        terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    with contextlib.suppress(OSError):
-        if os.tcgetpgrp(terminal) == os.getpgrp():
-            return terminal
-    os.close(terminal)
+    """Return the terminal of this process, None if it has none or is in the background.
+
+    The streams come first: the event loop of macOS cannot wait for /dev/tty, only for the terminal's own name.
+    """
+    for number in (2, 0, 1, None):
+        with contextlib.suppress(OSError):
+            path = "/dev/tty" if number is None else os.ttyname(number)
+            terminal = os.open(path, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+            try:
+                if os.tcgetpgrp(terminal) == os.getpgrp():
+                    return terminal
+            except OSError:
+                pass
+            os.close(terminal)
     return None
 
 

@@ -1,7 +1,7 @@
 """Hosts over SSH: connect, push the agent, sync the work tree.
 
-In: hosts of the inventory. Out: one NodeLink per host, or a HostError that says why not. Imports `errors`, `actions`,
-`standard_streams`, `ssh_library` and `inventory`; of the node's side `wire`, `text` and `history`.
+In: hosts of the inventory. Out: one NodeLink per host, or a HostError that says why not. Imports `errors`, `paths`,
+`actions`, `standard_streams`, `ssh_library` and `inventory`; of the node's side `wire`, `text` and `history`.
 """
 
 from supervisor.errors import HostError, SyncError

@@ -19,6 +19,7 @@ import re
 import shlex
 import signal
 import socket
+import time
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     Progress = Callable[[str, str], None]
 
 PERSIST_S = 600
+# Another supervisor may stand at a question while it logs in; one that is suspended there never goes on.
+OTHERS_S = 120.0
 # For `ssh -O`, which asks a process of this machine.
 CONTROL_DEADLINE_S = 5.0
 LOOK_S = 0.1
@@ -124,12 +127,14 @@ async def log_in(
     making = _makings().get(path)
     if making is None or making.task.done():
         work = asyncio.ensure_future(_make(path, settings, jumps, progress, may_ask))
-        making = _makings()[path] = _Making(work)
+        making = _makings()[path] = _Making(work, may_ask)
     making.waiting += 1
     try:
         # Others wait for the same login: cancelling one must not cancel it.
         return await asyncio.shield(making.task)
     except HostError as error:
+        if isinstance(error, NeedsAnswer) and may_ask and not making.may_ask:
+            return await log_in(label, settings, jumps, progress, may_ask=True)
         if error.host == label:
             raise
         raise type(error)(label, error.step, f"{error.host}: {error.reason}", error.hint) from error
@@ -149,12 +154,19 @@ async def end_logins(hosts: Iterable[Host]) -> None:
             ways = [*chain(host, settings), settings]
             paths.update(dict.fromkeys(_path(way, ways[:at]) for at, way in reversed([*enumerate(ways)])))
     for path in paths:
-        # The socket of one that was killed stays.
-        if not await Login(path).control("stop"):
+        file = _lock(path)
+        if file is None:
+            # Another supervisor logs in there just now.
+            continue
+        try:
+            # The socket of one that was killed stays.
+            if not await Login(path).control("stop"):
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
             with contextlib.suppress(OSError):
-                os.unlink(path)
-        with contextlib.suppress(OSError):
-            os.unlink(f"{path}.lock")
+                os.unlink(f"{path}.lock")
+        finally:
+            os.close(file)
 
 
 def _path(settings: Settings, jumps: Sequence[Settings]) -> str:
@@ -163,34 +175,54 @@ def _path(settings: Settings, jumps: Sequence[Settings]) -> str:
 
 
 @contextlib.asynccontextmanager
-async def _alone(path: str, progress: Progress) -> AsyncIterator[None]:
-    """Hold a login for one supervisor: a second ssh for the same socket would stay without one."""
-    file = os.open(f"{path}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+async def _alone(path: str, label: str, progress: Progress) -> AsyncIterator[None]:
+    """Hold a login for one supervisor: a second ssh for the same socket would stay without one. Raises HostError."""
+    file = _lock(path)
+    if file is None:
+        other = f"another supervisor{_holder(path)}"
+        progress("connect", f"{other} logs in there")
+        end = time.monotonic() + OTHERS_S
+        # It may wait for its user.
+        with questions().standing():
+            while (file := _lock(path)) is None:
+                if time.monotonic() > end:
+                    reason = f"{other} has been logging in there for {OTHERS_S:.0f} s"
+                    raise HostError(label, "connect", reason, "answer its question, or end it")
+                await asyncio.sleep(LOOK_S)
     try:
-        if not _is_locked(file):
-            progress("connect", "another supervisor logs in there")
-            # It may wait for its user.
-            with questions().standing():
-                while True:
-                    await asyncio.sleep(LOOK_S)
-                    if _is_locked(file):
-                        break
         yield
     finally:
         os.close(file)
 
 
-def _is_locked(file: int) -> bool:
-    """Lock a file, if nobody else has; returns whether it is ours."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+def _lock(path: str) -> int | None:
+    """Return the file that locks a login, None while another supervisor holds it."""
+    while True:
+        file = os.open(f"{path}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Whoever held it before may have removed it.
+            if os.path.samestat(os.fstat(file), os.stat(f"{path}.lock")):
+                os.pwrite(file, b"%-20d" % os.getpid(), 0)
+                return file
+        except BlockingIOError:
+            os.close(file)
+            return None
+        except FileNotFoundError:
+            pass
+        os.close(file)
+
+
+def _holder(path: str) -> str:
+    """Return which process has locked a login, in words."""
+    with contextlib.suppress(OSError), open(f"{path}.lock", encoding="ascii", errors="replace") as file:
+        number = file.read(20).strip()
+        return f" (process {number})" if number.isdecimal() else ""
+    return ""
 
 
 async def _make(path: str, settings: Settings, jumps: Sequence[Settings], progress: Progress, may_ask: bool) -> Login:
-    async with _alone(path, progress):
+    async with _alone(path, settings.label, progress):
         login = await find(settings, jumps)
         if login is not None:
             return login
@@ -210,7 +242,7 @@ async def _make(path: str, settings: Settings, jumps: Sequence[Settings], progre
 
 async def _run(path: str, settings: Settings, jump: Login | None, progress: Progress, may_ask: bool) -> None:
     """Run ssh until it has logged in and gone to the background; raises HostError."""
-    asking = Asking(settings.label, may_ask)
+    asking = Asking(settings.label, may_ask, settings.marks_hosts)
     options = [*OURS]
     if jump is not None:
         options += ["-o", f"ProxyCommand={shlex.join(jump.words('-W', '[%h]:%p', 'jump'))}"]
@@ -333,6 +365,7 @@ class _Making:
     """A login that is being made, and how many wait for it."""
 
     task: asyncio.Task[Login]
+    may_ask: bool
     waiting: int = 0
 
 

@@ -17,11 +17,12 @@ import stat
 import sys
 import time
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from supervisor.errors import SupervisorError, one_line
+from supervisor.paths import state_dir
 from supervisor.standard_streams import ask_on_terminal, has_terminal
 
 T = TypeVar("T")
@@ -85,9 +86,11 @@ def run_dir() -> Path:
 class Asking:
     """The questions of one ssh process."""
 
-    def __init__(self, where: str, may_ask: bool) -> None:
+    def __init__(self, where: str, may_ask: bool, marks_hosts: bool = False) -> None:
         self.where = where
         self.may_ask = may_ask
+        self.marks_hosts = marks_hosts
+        """Whether this ssh puts (user@host) before what a host asks: then no host can ask for a key's passphrase."""
         self.asked: list[str] = []
         """What has been asked."""
         self.unanswered = ""
@@ -114,8 +117,9 @@ class Questions:
         self._askings: dict[str, Asking] = {}
         self._turn, self._starting = asyncio.Lock(), asyncio.Lock()
         self._passphrases: dict[str, str] = {}
-        """Of key files, by ssh's question: the same file opens many hosts."""
+        """Of key files, by ssh's own question: the same file opens many hosts."""
         self._server: asyncio.Server | None = None
+        self._helper = Path()
         self._open = 0
         self._open_since = self._stood_s = 0.0
 
@@ -163,7 +167,7 @@ class Questions:
     async def environment(self, asking: Asking) -> AsyncIterator[dict[str, str]]:
         """Yield the variables for one ssh process, as long as it may ask."""
         folder = run_dir()
-        path, helper = folder / f"ask.{os.getpid()}", folder / "askpass"
+        path = folder / f"ask.{os.getpid()}"
         name = secrets.token_hex(8)
         self._askings[name] = asking
         try:
@@ -171,11 +175,11 @@ class Questions:
                 if self._server is None:
                     _sweep(folder)
                     path.unlink(missing_ok=True)
-                    _write_helper(helper)
+                    self._helper = _write_helper((folder, state_dir()))
                     self._server = await asyncio.start_unix_server(self._serve, path, limit=LONGEST_QUESTION)
             yield {
                 **os.environ,
-                "SSH_ASKPASS": str(helper),
+                "SSH_ASKPASS": str(self._helper),
                 "SSH_ASKPASS_REQUIRE": "force",
                 # ssh before 8.4 asks a helper only if there is a display.
                 "DISPLAY": os.environ.get("DISPLAY") or ":",
@@ -217,9 +221,11 @@ class Questions:
         is_new = prompt not in asking.asked
         if hint != "none":
             asking.asked.append(prompt)
-        if is_new and prompt in self._passphrases:
+        of_key = asking.marks_hosts and prompt.startswith("Enter passphrase for key ")
+        if of_key and is_new and prompt in self._passphrases:
             return self._passphrases[prompt]
-        self._passphrases.pop(prompt, None)
+        if of_key:
+            self._passphrases.pop(prompt, None)
         if not asking.may_ask or not self.can_ask:
             asking.give_up(prompt)
             return None
@@ -228,14 +234,14 @@ class Questions:
         with self.standing():
             async with self._turn:
                 asking.withdrawn = False
-                if is_new and prompt in self._passphrases:
+                if of_key and is_new and prompt in self._passphrases:
                     # It was given for another host, while this question waited.
                     return self._passphrases[prompt]
                 again = "" if is_new else "Permission denied, please try again.\n"
                 answer = await (self._asker or _on_terminal)(Question(asking.where, again + prompt, kind))
         if answer is None:
             asking.give_up(prompt)
-        elif prompt.startswith("Enter passphrase for "):
+        elif of_key:
             self._passphrases[prompt] = answer
         elif hint == "confirm" and answer != "yes":
             return None
@@ -266,11 +272,22 @@ def _sweep(folder: Path) -> None:
             continue
 
 
-def _write_helper(path: Path) -> None:
-    draft = path.with_name(f"askpass.{os.getpid()}")
-    draft.touch(mode=0o700)
-    draft.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -S -c {shlex.quote(HELPER)} "$@"\n')
-    draft.replace(path)
+def _write_helper(folders: Sequence[Path]) -> Path:
+    """Return the helper that ssh runs, in the first of these folders that lets one run; raises SupervisorError."""
+    for folder in folders:
+        path, draft = folder / "askpass", folder / f"askpass.{os.getpid()}"
+        with contextlib.suppress(OSError):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            draft.touch(mode=0o700)
+            draft.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -S -c {shlex.quote(HELPER)} "$@"\n')
+            draft.replace(path)
+            # False on a file system that is mounted noexec.
+            if os.access(path, os.X_OK):
+                return path
+    raise SupervisorError(
+        f"ssh cannot ask anything: no program may run in {' or '.join(map(str, folders))}",
+        "set XDG_RUNTIME_DIR to a directory of yours that is not mounted noexec",
+    )
 
 
 async def _on_terminal(question: Question) -> str | None:

@@ -73,6 +73,8 @@ class Settings:
     """The socket of the user's own shared connection; empty: none is configured."""
     checks_keys: bool
     """False: the configuration wants ssh to accept any host key, so it is told to ask."""
+    marks_hosts: bool
+    """Whether this ssh puts (user@host) before what a host asks, as it does since 8.5, which renamed that option."""
     digest: str
     """Names what the connection depends on, but for its jump host."""
 
@@ -146,6 +148,7 @@ def _settings(label: str, target: Target, strict: Path | None = None) -> Setting
         only_ssh=", ".join(others),
         control_path=_set(resolved.value("controlpath")),
         checks_keys=resolved.value("stricthostkeychecking") not in ("false", "no", "off"),
+        marks_hosts="pubkeyacceptedalgorithms" in resolved.options,
         digest=hashlib.sha256(repr(identity).encode("utf-8", "surrogateescape")).hexdigest()[:16],
     )
 
