@@ -145,7 +145,9 @@ class Agent:
             await self.life.finished.wait()
             await member.workers.engine.dismiss(outcome(context))
             self.keeper = await keeping.keep(context.files, context.spec, self.life, member.workers.engine)
-            await self._wind_down()
+            # Whoever reads the end needs no engine, which would hold the memory of its waiting process.
+            kept = self.keeper.engine if self.keeper is not None else None
+            await asyncio.gather(self._wind_down(), member.workers.end_engine(kept))
         finally:
             operators.close()
             listener.close()

@@ -92,10 +92,15 @@ class LocalWorkers:
         """Replace no engine any more."""
         self._closing = True
 
-    async def end(self, kept: EngineLink | None = None) -> None:
-        """End the engine with its workers, unless it is the one that is kept, and all else."""
+    async def end_engine(self, kept: EngineLink | None) -> None:
+        """End the engine with its workers, unless it is the one that is kept; it is not replaced any more."""
+        self.close()
         if self.engine is not kept:
             await self.engine.close()
+
+    async def end(self, kept: EngineLink | None = None) -> None:
+        """End the engine with its workers, unless it is the one that is kept, and all else."""
+        await self.end_engine(kept)
         await self._tasks.close()
 
     def nproc(self) -> int:

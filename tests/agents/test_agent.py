@@ -65,6 +65,9 @@ async def test_a_job_on_two_nodes_from_launch_to_end(tmp_path: Path) -> None:
         first, second = [nodes.journal(name).read_text() for name in nodes.nodes]
         assert first == second
         agents = [node["agent_pid"] for node in (await nodes.call("n1", "status"))["nodes"]]
+        # Whoever reads the end holds the agents, but not their engines.
+        await wait_gone([pid for agent in agents for pid in children_of(agent)])
+        assert all(map(alive, agents))
         for one in nodes.nodes.values():
             await one.close()
         await wait_gone(agents)
