@@ -6,9 +6,9 @@ In: argv. Out: tables or JSON; names of hosts that do not answer on stderr.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
+import contextlib
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from remote_agent.text.names import size_text
@@ -18,7 +18,7 @@ from supervisor import known
 from supervisor.cli.entry import say
 from supervisor.cli.options import add_json, load_inventory, make_parser, parse, split_target
 from supervisor.cli.output import is_rich, write_json, write_lines, write_table
-from supervisor.errors import RequestFailed, SupervisorError, Unreachable, UsageError, why
+from supervisor.errors import HostError, RequestFailed, SupervisorError, Unreachable, UsageError, why
 from supervisor.link.jobs import group_jobs
 from supervisor.ssh.openssh import end_logins
 from supervisor.wording.status import job_rows
@@ -68,34 +68,59 @@ async def clean(node: NodeLink, jobs: Sequence[str]) -> Cleaned:
         await asyncio.sleep(LINGER / 20)
 
 
-async def ask_hosts(
-    inventory: Inventory, work: Callable[[NodeLink], Awaitable[T]]
-) -> tuple[dict[str, T], dict[str, str]]:
-    """Do the work on each host; returns (answers, reasons of hosts without an answer)."""
-    from supervisor.ssh import AgentFile, HostError, connect
+class Links:
+    """A link to each host that can be reached: `async with Links(inventory) as links`."""
 
-    agent = await asyncio.to_thread(AgentFile.build)
-    limit = asyncio.Semaphore(LIMIT)
-    answers: dict[str, T] = {}
-    failures: dict[str, str] = {}
+    def __init__(self, inventory: Inventory) -> None:
+        self.failures: dict[str, str] = {}
+        """Why hosts have given no answer."""
+        self._hosts = inventory.hosts
+        self._links: dict[str, NodeLink] = {}
+        self._limit = asyncio.Semaphore(LIMIT)
 
-    async def one(host: Host) -> None:
-        async with limit:
+    async def __aenter__(self) -> Links:
+        from supervisor.ssh import AgentFile, connect
+
+        agent = await asyncio.to_thread(AgentFile.build)
+
+        async def one(host: Host) -> None:
+            async with self._try(host.name):
+                self._links[host.name] = await connect(
+                    host, agent=agent, progress=lambda step, text: None, deadline_s=CONNECT_DEADLINE
+                )
+
+        try:
+            await asyncio.gather(*map(one, self._hosts))
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.gather(*(link.close() for link in self._links.values()))
+
+    async def ask(self, work: Callable[[NodeLink], Awaitable[T]]) -> dict[str, T]:
+        """Do the work on each host that has not failed yet; returns the answers, in the inventory's order."""
+        answers: dict[str, T] = {}
+
+        async def one(name: str, link: NodeLink) -> None:
+            async with self._try(name):
+                answers[name] = await work(link)
+
+        await asyncio.gather(*(one(name, link) for name, link in self._links.items() if name not in self.failures))
+        return {host.name: answers[host.name] for host in self._hosts if host.name in answers}
+
+    @contextlib.asynccontextmanager
+    async def _try(self, name: str) -> AsyncIterator[None]:
+        async with self._limit:
             try:
-                node = await connect(host, agent=agent, progress=lambda step, text: None, deadline_s=CONNECT_DEADLINE)
-                try:
-                    answers[host.name] = await work(node)
-                finally:
-                    await node.close()
+                yield
             except HostError as error:
-                failures[host.name] = f"{error.step}: {error.reason}" + (f" ({error.hint})" if error.hint else "")
+                self.failures[name] = f"{error.step}: {error.reason}" + (f" ({error.hint})" if error.hint else "")
             except CallFailed as error:
-                failures[host.name] = error.message
+                self.failures[name] = error.message
             except (WireError, asyncio.TimeoutError) as error:
-                failures[host.name] = why(error)
-
-    await asyncio.gather(*(one(host) for host in inventory.hosts))
-    return {host.name: answers[host.name] for host in inventory.hosts if host.name in answers}, failures
+                self.failures[name] = why(error)
 
 
 def run(verb: str, argv: Sequence[str]) -> int:
@@ -107,16 +132,12 @@ def run(verb: str, argv: Sequence[str]) -> int:
     if verb == "jobs" and job is not None:
         raise UsageError(f"jobs takes no JOB: {job}", f"supervisor status {job}")
     inventory = load_inventory(hosts, options)
-    if verb == "jobs":
-        return _list(inventory, as_json=options.json)
-    try:
-        return _clean(inventory, job, as_json=options.json)
-    finally:
-        asyncio.run(end_logins(inventory.hosts))
+    return asyncio.run((_list if verb == "jobs" else _clean_and_log_out)(inventory, job, options.json))
 
 
-def _list(inventory: Inventory, *, as_json: bool) -> int:
-    answers, failures = asyncio.run(ask_hosts(inventory, list_jobs))
+async def _list(inventory: Inventory, _: str | None, as_json: bool) -> int:
+    async with Links(inventory) as links:
+        answers, failures = await links.ask(list_jobs), links.failures
     _require(answers, failures)
     rows = group_jobs({name: answer["jobs"] for name, answer in answers.items()})
     known.note(inventory, rows, complete=not failures)
@@ -132,8 +153,16 @@ def _list(inventory: Inventory, *, as_json: bool) -> int:
     return 0
 
 
-def _clean(inventory: Inventory, job: str | None, *, as_json: bool) -> int:
-    answered, silent = asyncio.run(ask_hosts(inventory, list_jobs))
+async def _clean_and_log_out(inventory: Inventory, job: str | None, as_json: bool) -> int:
+    try:
+        async with Links(inventory) as links:
+            return await _clean(inventory, links, job, as_json)
+    finally:
+        await end_logins(inventory.hosts)
+
+
+async def _clean(inventory: Inventory, links: Links, job: str | None, as_json: bool) -> int:
+    answered, silent = await links.ask(list_jobs), dict(links.failures)
     _require(answered, silent)
     here = {host: [str(one["job"]) for one in answer["jobs"]] for host, answer in answered.items()}
     rows = {row["job"]: row for row in group_jobs({host: answer["jobs"] for host, answer in answered.items()})}
@@ -147,14 +176,12 @@ def _clean(inventory: Inventory, job: str | None, *, as_json: bool) -> int:
         raise RequestFailed(f"job {job} has not ended: {spared[job]}", f"stop it first: supervisor stop {job}", "live")
     for name in chosen:
         if rows[name]["state"] in ENDED_STATES and any(_is_unaware(answer, name) for answer in answered.values()):
-            asyncio.run(_end_cut_off(inventory, name))
+            await _end_cut_off(inventory, name)
 
     def remove(node: NodeLink) -> Awaitable[Cleaned]:
         return clean(node, [name for name in here[node.host.name] if name in chosen and name not in spared])
 
-    hosts = tuple(host for host in inventory.hosts if host.name in answered)
-    answers, failures = asyncio.run(ask_hosts(dataclasses.replace(inventory, hosts=hosts), remove))
-    failures |= silent
+    answers, failures = await links.ask(remove), links.failures
     _require(answers, failures)
     removed = _by_job({host: answer["removed"] for host, answer in answers.items()})
     kept = _by_job({host: answer["kept"] for host, answer in answers.items()})

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -156,3 +157,18 @@ def test_an_agent_that_was_cut_off_as_the_job_ended_does_not_change_the_end_and_
         assert list(made.agents()) == ["n2/job-t"]
         assert main(["clean", "h.toml", "job-t"]) == 0
         assert not list(made.root.glob("n*/jobs/job-t"))
+
+
+def test_clean_logs_in_as_often_as_any_other_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python, started = tmp_path / "python", tmp_path / "started"
+    python.write_text(f'#!/bin/sh\necho "$*" >>{started}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    with hosts(tmp_path, 2) as made:
+        inventory = made.inventory(n1={"python": str(python)}, n2={"python": str(python)})
+        monkeypatch.setattr(supervisor.inventory, "load", lambda path: inventory)
+        starts = []
+        for verb in ("jobs", "clean"):
+            started.write_text("")
+            assert main([verb, "h.toml"]) == 0
+            starts.append(len(started.read_text().splitlines()))
+    assert starts[0] == starts[1] >= 2
