@@ -29,6 +29,7 @@ TRIES = 3
 LABEL = "supervisor.job"
 HINT = "install podman or docker there, or use `wrap` for another one"
 NVIDIA = Path("/dev/nvidiactl")
+AMD = (Path("/dev/kfd"), Path("/dev/dri"))
 INFINIBAND = Path("/dev/infiniband")
 KERNEL_LOG = Path("/dev/kmsg")
 LINGER = Path("/var/lib/systemd/linger")
@@ -69,7 +70,9 @@ class Container:
         """Whether podman runs it, by its own name."""
         return os.path.basename(self.tool) == "podman"
 
-    def prefix(self, mounts: Sequence[str], workdir: str, variables: Sequence[str], is_rootless: bool) -> list[str]:
+    def prefix(
+        self, mounts: Sequence[str], workdir: str, variables: Sequence[str], is_rootless: bool, keeps_groups: bool
+    ) -> list[str]:
         """Return what stands before the interpreter; `variables`: names whose values the tool takes from its own."""
         words = [self.tool, "run", "--rm", "--name", self.name, "--label", f"{LABEL}={self.job}", "--pull", "never"]
         # The ranks' output goes to files, and nothing else of ours is printed.
@@ -77,7 +80,8 @@ class Container:
         for space in ("network", "ipc", "pid", "uts"):
             words += [f"--{space}", "host"]
         words += ["--cap-add", "SYS_PTRACE", "--security-opt", "label=disable", "--pids-limit", "-1"]
-        words += [*self._user(is_rootless), *self._limits(is_rootless), *self._devices(), "--workdir", workdir]
+        words += [*self._user(is_rootless), *_groups(is_rootless, keeps_groups), *self._limits(is_rootless)]
+        words += [*self._devices(), "--workdir", workdir]
         for mount in mounts:
             source, _, mode = mount.partition(":")
             words += ["--volume", f"{source}:{source}{f':{mode}' if mode else ''}"]
@@ -104,8 +108,9 @@ class Container:
         words = []
         if NVIDIA.exists():
             words += ["--device", "nvidia.com/gpu=all"] if self.is_podman else ["--gpus", "all"]
-        if INFINIBAND.exists():
-            words += ["--device", str(INFINIBAND)]
+        for device in (*(AMD if AMD[0].exists() else ()), INFINIBAND):
+            if device.exists():
+                words += ["--device", str(device)]
         if os.access(KERNEL_LOG, os.R_OK) and os.getuid() == 0:
             words += ["--device", f"{KERNEL_LOG}:{KERNEL_LOG}:r", "--cap-add", "SYSLOG"]
         return words
@@ -113,6 +118,15 @@ class Container:
     def save(self, path: Path) -> None:
         """Note which container belongs to a job; raises OSError."""
         path.write_text(json.dumps({"tool": self.tool, "name": self.name}), encoding="utf-8")
+
+
+def _groups(is_rootless: bool, keeps_groups: bool) -> list[str]:
+    """Return the options for the further groups of this user, to which devices and data may belong."""
+    groups = sorted({*os.getgroups()} - {os.getgid()}) if os.getuid() else []
+    if groups and keeps_groups:
+        return ["--group-add", "keep-groups"]
+    # In a rootless container the numbers of the host mean other groups.
+    return [] if is_rootless else [word for group in groups for word in ("--group-add", str(group))]
 
 
 def saved(path: Path) -> list[str]:
@@ -176,6 +190,13 @@ async def is_rootless(tool: str) -> bool:
     if os.path.basename(tool) == "podman":
         return os.getuid() != 0
     return "rootless" in (await _ask(tool, "info", "--format", "{{.SecurityOptions}}"))[1]
+
+
+async def keeps_groups(tool: str) -> bool:
+    """Tell whether a container can keep the further groups of a user: podman's can, by crun."""
+    if os.path.basename(tool) != "podman" or not os.getuid():
+        return False
+    return "crun" in (await _ask(tool, "info", "--format", "{{.Host.OCIRuntime.Name}}"))[1]
 
 
 async def _ask(tool: str, *words: str) -> tuple[int | None, str, str]:

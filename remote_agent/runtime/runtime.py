@@ -288,7 +288,8 @@ class InContainer(Behind):
                 await containers.remove(tool, name)
             container.save(job.container)
         variables = {**self._variables(), **(more or {})}
-        prefix = container.prefix(self._mounts(), place.workdir, sorted(variables), await containers.is_rootless(tool))
+        kinds = await containers.is_rootless(tool), await containers.keeps_groups(tool)
+        prefix = container.prefix(self._mounts(), place.workdir, sorted(variables), *kinds)
         python, *command = own_command(*words, python=place.python or PYTHON)
         whole = [*prefix, "--entrypoint", python, self._image, *command]
         return Start(whole, {**os.environ, **variables}, container, is_apart=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import os
@@ -26,6 +27,7 @@ from remote_agent.engine.order import Order
 from remote_agent.engine.processes import Orphans
 from remote_agent.engine.standby import LastStart, named_by, set_by
 from remote_agent.engine.torch_processes import TorchProcesses
+from remote_agent.runtime import containers
 from remote_agent.wire import JobSpec, NodeSpec, Problem
 from remote_agent.wire.answers import TorchFacts
 from tests.agents.engine_process import order
@@ -340,3 +342,37 @@ def test_a_torch_that_is_broken_is_asked_again(tmp_path: Path, package: Path) ->
     node.answer = FACTS
     (tmp_path / "torch.json").write_text("[not json")
     assert node.facts() == FACTS
+
+
+@pytest.mark.parametrize(
+    ("tool", "runtime", "uid", "groups"),
+    [
+        ("podman", "crun", 1000, ["keep-groups"]),
+        ("podman", "runc", 1000, []),
+        ("podman", "crun", 0, []),
+        ("docker", "", 1000, ["27", "44"]),
+        ("docker", "", 0, []),
+    ],
+)
+async def test_a_container_has_the_users_groups_and_amds_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: str, runtime: str, uid: int, groups: list[str]
+) -> None:
+    program = tmp_path / tool
+    program.write_text(f"#!/bin/sh\necho {runtime}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(os, "getuid", lambda: uid)
+    monkeypatch.setattr(os, "getgid", lambda: 1000)
+    monkeypatch.setattr(os, "getgroups", lambda: [44, 1000, 27])
+    devices = tmp_path / "kfd", tmp_path / "dri"
+    monkeypatch.setattr(containers, "AMD", devices)
+    devices[1].touch()
+
+    async def options(name: str) -> list[str]:
+        kinds = await containers.is_rootless(str(program)), await containers.keeps_groups(str(program))
+        words = containers.Container.new(str(program), "image", tmp_path).prefix([], "/work", [], *kinds)
+        return [value for word, value in itertools.pairwise(words) if word == name]
+
+    assert await options("--group-add") == groups
+    assert not {str(path) for path in devices} & {*await options("--device")}, "/dev/dri alone is no GPU of AMD's"
+    devices[0].touch()
+    assert {str(path) for path in devices} <= {*await options("--device")}
