@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib
 import inspect
 import os
 import secrets
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from supervisor.inventory import sshconfig
+from tests import watch
 from tests.cluster.fixtures import hosts_of
 from tests.cluster.leftovers import MARK, below, describe, end, marked
 from tests.flaky import LEFT
@@ -42,6 +44,10 @@ def pytest_configure(config: pytest.Config) -> None:
     """SIGTERM and SIGHUP end the run as Ctrl-C does: with all fixtures torn down. Tests have a TMPDIR of their own."""
     held = ExitStack()
     held.enter_context(scratch())
+    os.environ.update(
+        {watch.HELD: f"{os.environ['TMPDIR']}/held.{os.getpid()}", **watch.variables(os.environ.get("PYTHONPATH", ""))}
+    )
+    importlib.import_module("tests.watch.held")
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(outer()))  # of tmp_path: the last three runs' are kept
     config.add_cleanup(held.close)
     config.add_cleanup(lambda: end(below(os.environ[MARK])))
@@ -144,6 +150,16 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
                 one.cache_clear()
         gc.collect()
         gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def loops_answer(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Nothing holds an event loop for long: neither in this process, nor in an agent or a command that it starts."""
+    held = Path(os.environ[watch.HELD])
+    held.unlink(missing_ok=True)
+    yield
+    if held.exists() and request.path.parent.name in ("agents", "contract"):
+        pytest.fail(f"an event loop was held:\n{held.read_text()}")
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from tests import watch
 from tests.cluster.network import SSH_PORT, ClusterError
 
 # Runs with the host's network. The root of the file system stays the machine's own, except for what makes a host:
@@ -81,6 +82,8 @@ class Machine:
     def variables(self) -> dict[str, str]:
         """What every login has in its environment, of this host's own."""
         python_path = {"PYTHONPATH": self.python_path} if self.python_path else {}
+        if watch.HELD in os.environ:
+            python_path = {**watch.variables(self.python_path), watch.HELD: os.environ[watch.HELD]}
         return {"TMPDIR": str(self.temporary), **python_path}
 
     @property
