@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
+import time
 import tracemalloc
 import zipfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from remote_agent.wire import Answer
 from supervisor import bundle
 from supervisor.cli import main
 from supervisor.cli.report import read_limit
@@ -122,6 +128,70 @@ def test_what_cannot_be_written_is_said_first(
     (tmp_path / "there.zip").touch()
     assert main(words) == 2
     assert capsys.readouterr().err.startswith(f"supervisor: {said}")
+
+
+class Sender:
+    """A session with one host, which sends a log in pieces, and a last one only when it may."""
+
+    def __init__(self, pieces: int) -> None:
+        view = SimpleNamespace(name="n1", state="up", error=None, hello=HOST_FACTS["hello"], engine={}, live=True)
+        self.view, self.job, self.pieces, self.ended, self.is_over = view, "job-t", pieces, False, False
+        self.inventory, self.hosts, self.links = SimpleNamespace(path=None, made_s=None), {"n1": view}, {"n1": self}
+        self.through = False
+        self.goes_on = asyncio.Event()
+
+    async def call(self, _op: str) -> dict[str, Any]:
+        return {}
+
+    async def try_call(self, _op: str, timeout_s: float) -> None:
+        return None
+
+    def set_status(self, status: Any) -> None:
+        pass
+
+    async def whole_stream(self, _op: str, _args: Any, *, timeout_s: float) -> AsyncIterator[Answer]:
+        lines = b"step 17 | loss 2.31 | tokens=4096\n" * 99 + b"password: hunter2 | token=%s\n" % (b"a1" * 20)
+        about = {"path": "generation_0/rank_0/stdout.log", "mtime_ns": 10**18, "at": 0}
+        for _ in range(self.pieces):
+            yield Answer({**about, "left": self.pieces * 10**6}, lines * (10**6 // len(lines)))
+        await self.goes_on.wait()
+
+
+async def test_secrets_are_searched_off_the_loop(tmp_path: Path) -> None:
+    """The thread of the loop has next to nothing to do for a log of 8 MB, and the bar moves."""
+    session: Any = Sender(8)
+    session.goes_on.set()
+    shown: list[Any] = []
+
+    def bar(what: str, size: int) -> AbstractContextManager[Callable[[int], None]]:
+        shown.append((what, size))
+        return nullcontext(shown.append)
+
+    begun = time.thread_time()
+    assert await bundle.write(session, tmp_path / "job.zip", None, bar) == []
+    assert time.thread_time() - begun < 0.5
+    assert shown[0] == ("n1", 8_000_000)
+    assert 7_900_000 < sum(shown[1:]) <= 8_000_000
+    count = 8 * (10**6 // 3433)
+    with zipfile.ZipFile(tmp_path / "job.zip") as file:
+        log = file.read("nodes/n1/generation_0/rank_0/stdout.log")
+    assert (log.count(b"password: ******* | token=" + b"*" * 40), log.count(b"\n") // 100) == (count, count)
+
+
+async def test_an_interrupt_leaves_no_file(tmp_path: Path) -> None:
+    """Neither while a host sends nothing, nor while its lines are searched for secrets."""
+    for pieces in (0, 1, 2):
+        session: Any = Sender(pieces)
+        arrived = asyncio.Event()
+        work = asyncio.ensure_future(
+            bundle.write(session, tmp_path / "job.zip", None, lambda *_: nullcontext(lambda _: arrived.set()))  # noqa: B023
+        )
+        await (asyncio.wait_for(arrived.wait(), 30) if pieces else asyncio.sleep(0.05))
+        assert len(list(tmp_path.iterdir())) == 1
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+        assert list(tmp_path.iterdir()) == []
 
 
 async def test_the_report_of_a_job() -> None:
