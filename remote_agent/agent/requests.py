@@ -108,7 +108,7 @@ class AgentRequests(JobRequests):
         answer = await self._trees.ops[op](args, body)
         if op == "tree_commit":
             tree.look()
-            self._member.report_readiness()
+            await self._member.report_readiness()
         return Answer(answer)
 
     async def identity(self, args: Args) -> Answer:
@@ -194,7 +194,7 @@ class AgentRequests(JobRequests):
         finally:
             doing.cancel()
         context.tree.look()
-        self._member.report_readiness()
+        await self._member.report_readiness()
 
     async def await_engine(self, args: Args) -> Answer:
         """Answer when the engine is up; raises Problem when it cannot be."""

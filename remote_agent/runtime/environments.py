@@ -156,16 +156,16 @@ class Environments:
         self._root = home.environments
         self._interpreters: dict[tuple[str, int], str] = {}
 
-    def look(self, wanted: Wanted) -> Environment | None:
+    async def look(self, wanted: Wanted) -> Environment | None:
         """Return the environment if it is complete; raises Problem."""
-        return self._complete(self._request(wanted))
+        # It may read many files of a slow disk.
+        return self._complete(await asyncio.to_thread(self._request, wanted))
 
     async def ensure(self, wanted: Wanted, say: Callable[[str], None]) -> Environment:
         """Return the environment, which is built if it is absent; raises Problem. `say` gets short lines of progress.
 
         After a cancellation no process of the build is left.
         """
-        # It may read many files of a slow disk.
         request = await asyncio.to_thread(self._request, wanted)
         ready = self._complete(request)
         if ready is not None:
