@@ -610,6 +610,28 @@ async def test_what_a_killed_agents_tool_has_started_does_not_hold_the_lock(
     assert site.left() == [ready.digest]
 
 
+async def test_a_build_in_another_directory_with_the_same_path_goes_on(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container that shares the processes of its host."""
+    site.package("mine")
+    site.lock()
+    monkeypatch.setenv("TEST_BUILD_HANGS", "1")
+    with site.agent() as killed:
+        await _wait_until(lambda: any(line.startswith("sleep 300") for line in site.processes()))
+        killed.kill()
+        killed.wait()
+    ours, theirs = site.home.environments, site.root / "theirs"
+    ours.rename(theirs)
+    ours.mkdir()
+    site.environments.end_orphans()
+    assert any(line.startswith("sleep 300") for line in site.processes())
+    ours.rmdir()
+    theirs.rename(ours)
+    site.environments.end_orphans()
+    await _wait_until(lambda: site.processes() == [], 2)
+
+
 async def test_two_nodes_with_one_home_build_once(site: Site) -> None:
     site.package("mine")
     site.lock()
