@@ -295,7 +295,7 @@ class AgentRequests(JobRequests):
         refused = (await self._ask_engine("signal", {"pids": pids, "signal": name})).data["refused"]
         sent = sorted(int(rank) for rank in pids if rank not in refused)
         if sent:
-            fact = {"node": self._context.node, "ranks": sent, "signal": name, "operator": args.get("operator")}
+            fact = {"ranks": sent, "signal": name, "operator": args.get("operator")}
             # The signal is sent whether or not the coordinator can be reached.
             with contextlib.suppress(Problem):
                 await self._member.link.ask("signalled", fact)

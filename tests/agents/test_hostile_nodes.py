@@ -253,6 +253,25 @@ async def test_a_record_that_nobody_could_read_is_neither_taken_nor_written(tmp_
         assert one.context.journal.last_seq == seq
 
 
+async def test_no_node_says_who_sent_a_signal(tmp_path: Path) -> None:
+    """It reports for its own ranks; an operator is named who is attached to the coordinator's own node."""
+    async with job(tmp_path) as (one, role):
+        fact = {"node": "n1", "ranks": [0, 1, 2], "signal": "SIGUSR1", "operator": "ann@laptop"}
+        role.request("n2", "operators", {"ann@laptop": "control"})
+        role.request("n2", "signalled", fact)
+        role.request("n1", "operators", {"ann@laptop": "control", "guest": "watch"})
+        role.request("n2", "signalled", fact)
+        role.request("n2", "signalled", {**fact, "operator": "guest"})
+        role.request("n1", "signalled", {**fact, "operator": "bob"})
+        for ranks in ([0, 2], [], [77]):
+            with pytest.raises(Problem, match="n2 does not have these ranks"):
+                role.request("n2", "signalled", {**fact, "ranks": ranks})
+        sent = [record for record in one.context.journal.records if record["type"] == "signal_sent"]
+        assert [(one["node"], one["detail"]["ranks"], one["detail"]["operator"]) for one in sent] == [
+            ("n2", [1], None), ("n2", [1], "ann@laptop"), ("n2", [1], None), ("n1", [0], "bob")
+        ]  # fmt: skip
+
+
 async def test_a_malformed_vote_is_no_vote_and_costs_no_other(tmp_path: Path) -> None:
     async with agents(tmp_path, "n1", "n2") as (one, two):
         for what, broken in damaged(VOTE):
