@@ -188,7 +188,7 @@ class _Files:
             self.close()
             self._name = name
             # A node could name any path.
-            if _MEMBER.fullmatch(name) and ".." not in name and name not in self.places:
+            if _MEMBER.fullmatch(name) and name not in self.places:
                 self._member, self.places[name] = _Member(self._file, name), about
         if self._member is not None:
             self._member.write(data)
@@ -310,7 +310,7 @@ def _open(path: Path) -> tuple[list[str], About]:
     if about["bundle"] > VERSION:
         raise UsageError(f"{path}: a newer version of supervisor made it", f"this one reads version {VERSION}")
     strange = [name for name in names if name != ABOUT and not (_MEMBER.fullmatch(name) and name in about["files"])]
-    if strange or ".." in "".join(names) or len(set(names)) < len(names) or not JOB_NAME.fullmatch(about["job"]):
+    if strange or len(set(names)) < len(names) or not JOB_NAME.fullmatch(about["job"]):
         raise UsageError(f"{path}: this is no bundle, or damaged: {(strange or [about['job']])[0]!r} is in it")
     return [name for name in names if name != ABOUT], about
 
@@ -325,7 +325,8 @@ def open_inventory(path: Path) -> Inventory:
     about = unpack(path, folder)
     hosts = []
     for place in sorted(folder.glob("nodes/*")):
-        root = place.with_name(f"{place.name}.home") / "jobs" / about["job"]
+        # Beside the hosts: a name with anything added to it may be that of another one.
+        root = folder / "homes" / place.name / "jobs" / about["job"]
         root.parent.mkdir(mode=0o700, parents=True)
         place.rename(root)
         if about["status"] is not None:
