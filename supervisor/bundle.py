@@ -323,8 +323,11 @@ def open_inventory(path: Path) -> Inventory:
     folder = Path(tempfile.mkdtemp(prefix="supervisor-bundle-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     about = unpack(path, folder)
-    hosts = []
+    hosts, specs = [], sorted(folder.glob("nodes/*/spec.json"))
     for place in sorted(folder.glob("nodes/*")):
+        # No node gets it from another one through which the operator asked; it is the same everywhere.
+        if specs and not (place / "spec.json").exists():
+            shutil.copy(specs[0], place)
         # Beside the hosts: a name with anything added to it may be that of another one.
         root = folder / "homes" / place.name / "jobs" / about["job"]
         root.parent.mkdir(mode=0o700, parents=True)

@@ -81,6 +81,8 @@ class JobRequests:
         return result if hasattr(result, "__aiter__") else await result  # type: ignore[return-value]
 
     limits = "this agent does not know the request"
+    is_for_node = False
+    """Another node asks, which gets no descriptions."""
 
     async def job_files(self, args: Args) -> Items:
         """Stream the files that show what the job did here, in pieces: path and time, and where the piece begins.
@@ -90,6 +92,8 @@ class JobRequests:
         """
         limit, history = args.get("log_bytes"), self.files.history
         sizes = await asyncio.to_thread(lambda: dict(_job_files(self.files)))
+        if self.is_for_node:
+            sizes.pop(self.files.spec, None)
         left = sum(size if limit is None else min(size, int(limit)) for size in sizes.values())
         about = {"path": history.name, "mtime_ns": time.time_ns(), "left": left}
         yield Answer({**about, "at": 0}, self._kept.history.to_bytes())

@@ -67,6 +67,7 @@ class AgentRequests(JobRequests):
         super().__init__(context.files, context.spec, context.logs, context.history, lambda: context.journal.records)
         self._context = context
         self._member = member_loop
+        self.is_for_node = relay is None
         self._operator: dict[str, str] | None = None
         self._trees = TreeRequests(context.files.home, context.spec.job)
         self.ops.update(

@@ -220,6 +220,15 @@ def test_any_two_hosts_of_an_inventory_come_back(names: list[str]) -> None:
         assert [json.loads(spec.read_text()) for spec in specs] == [{"host": name} for name in names]
 
 
+def test_a_host_that_came_through_another_one_has_the_description_of_that(tmp_path: Path) -> None:
+    members = {"nodes/n1/history.bin": b"", "nodes/n2/spec.json": b"{}", "nodes/n2/history.bin": b""}
+    homes = [
+        Path(host.env["SUPERVISOR_HOME"])
+        for host in bundle.open_inventory(bundles.write(tmp_path / "a.zip", members)).hosts
+    ]
+    assert [(home / "jobs" / "job-t" / "spec.json").read_text() for home in homes] == ["{}"] * 2
+
+
 async def test_the_report_of_a_job() -> None:
     session: Any = recorded.load("failed_4x2")
     events: Any = [
