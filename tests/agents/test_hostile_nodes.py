@@ -307,6 +307,25 @@ async def test_no_node_raises_the_term_beyond_what_others_can_follow(tmp_path: P
         assert role.state.term == 1
 
 
+async def test_addresses_are_learned_only_with_a_term_that_is_followed(tmp_path: Path) -> None:
+    async with agents(tmp_path, "n1", "n2") as (one, two):
+        one.context.ballot.follow(5, "n2")
+        known, wrong = dict(one.context.peers.members), {"n2": {"address": "127.0.0.9", "port": 9}}
+
+        async def answer(_node: str, _channel: Channel | None, _args: dict[str, Any]) -> Answer:
+            return Answer({"term": 2**62, "coordinator": "n2", "members": wrong})
+
+        for term in (4, 2**62):
+            await one.member.handler("n2")("announce", {"term": term, "coordinator": "n2", "members": wrong}, b"")
+            assert one.context.peers.members == known
+        one.context.ballot.follow(5, "n9")
+        two.member.serve("who", answer)
+        await one.member.election.ask_around()
+        assert (one.context.ballot.view.term, one.context.peers.members) == (5, known)
+        await one.member.handler("n2")("announce", {"term": 6, "coordinator": "n2", "members": wrong}, b"")
+        assert one.context.peers.members["n2"] == wrong["n2"]
+
+
 async def test_a_removed_node_is_refused_until_it_has_a_new_certificate(tmp_path: Path) -> None:
     authority = make_authority("job")
     async with agents(tmp_path, "n1", authority=authority) as (one,):
