@@ -14,6 +14,7 @@ are. Of a log whose beginning is left out, as of one that `log_bound` has cut, t
 
 import asyncio
 import atexit
+import functools
 import json
 import os
 import re
@@ -23,8 +24,9 @@ import tempfile
 import time
 import zipfile
 import zlib
-from collections.abc import Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, aclosing, contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, TypedDict
 
@@ -89,7 +91,11 @@ _read_about = reader(About, *About.__annotations__)
 # --- making one
 
 
-async def write(session: "Session", path: Path, log_bytes: int | None) -> list[str]:
+Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+"""Shows how many of some bytes have arrived, like `progress_bar` of standard_streams."""
+
+
+async def write(session: "Session", path: Path, log_bytes: int | None, bar: Bar) -> list[str]:
     """Write the bundle of a job; returns the hosts whose files are missing, each with the reason.
 
     `log_bytes`: how much of the end of each log, None: all. Raises Unreachable, RequestFailed, SupervisorError.
@@ -98,11 +104,16 @@ async def write(session: "Session", path: Path, log_bytes: int | None) -> list[s
     status: Status = session.status if session.ended else await session.call("status")
     session.set_status(status)
     missing: list[str] = []
-    files: dict[str, list[int]] = {}
-    with _private(path) as draft, zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED) as file:
+    with (
+        _private(path) as draft,
+        zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED) as file,
+        ThreadPoolExecutor(1) as one,
+    ):
+        # Only this thread writes into the file; a cancellation, too, waits for its end.
+        made, do = _Files(file), functools.partial(asyncio.get_running_loop().run_in_executor, one)
         for name in session.hosts:
             try:
-                await _write_node(file, session.links[name], log_bytes, files)
+                await _write_node(made, session.links[name], log_bytes, bar, do)
             except (CallFailed, WireError, asyncio.TimeoutError, SupervisorError) as error:
                 missing.append(f"{name}: {why(error)}")
         about = {
@@ -113,7 +124,7 @@ async def write(session: "Session", path: Path, log_bytes: int | None) -> list[s
             "hosts": await host_facts(session),
             "status": None if session.is_over else status,
         }
-        file.writestr(ABOUT, json.dumps({**redact.document(about), "files": files}))
+        await do(lambda: file.writestr(ABOUT, json.dumps({**redact.document(about), "files": made.places})))
     return missing
 
 
@@ -145,28 +156,46 @@ async def _engine(link: "HostLink") -> EngineFacts:
 
 
 async def _write_node(
-    file: zipfile.ZipFile, link: "HostLink", log_bytes: int | None, files: dict[str, list[int]]
+    made: "_Files", link: "HostLink", log_bytes: int | None, bar: Bar, do: Callable[..., Awaitable[None]]
 ) -> None:
-    """Write the files of one host, one after the other."""
-    name, member = "", None
-    try:
-        asked = link.whole_stream("job_files", {"log_bytes": log_bytes}, timeout_s=PIECE_DEADLINE)
-        async with aclosing(asked) as pieces:
-            async for piece in pieces:
-                place = f"nodes/{link.view.name}/{piece.data['path']}"
-                if place != name:
-                    if member is not None:
-                        member.close()
-                    # A node could name any path.
-                    fits = _MEMBER.fullmatch(place) and ".." not in place and place not in files
-                    name, member = place, _Member(file, place) if fits else None
-                    if fits:
-                        files[place] = [piece.data["at"], piece.data["mtime_ns"]]
-                if member is not None:
-                    member.write(piece.body)
-                # The links get a turn in between.
-                await asyncio.sleep(0)
-    finally:
+    """Write the files of one host, one after the other; `do` calls a function in a thread."""
+    name, advance = link.view.name, None
+    asked = link.whole_stream("job_files", {"log_bytes": log_bytes}, timeout_s=PIECE_DEADLINE)
+    with ExitStack() as shown:
+        try:
+            async with aclosing(asked) as pieces:
+                async for piece in pieces:
+                    data, body = piece.data, piece.body
+                    advance = advance or shown.enter_context(bar(name, data.get("left", 0)))
+                    await do(made.put, f"nodes/{name}/{data['path']}", [data["at"], data["mtime_ns"]], body)
+                    advance(len(body))
+        finally:
+            await do(made.close)
+
+
+class _Files:
+    """The files of nodes in a bundle while they are written, one after the other."""
+
+    def __init__(self, file: zipfile.ZipFile) -> None:
+        self.places: dict[str, list[int]] = {}
+        self._file = file
+        self._name = ""
+        self._member: _Member | None = None
+
+    def put(self, name: str, about: list[int], data: bytes) -> None:
+        """Write the next bytes of the file that is written, or the first ones of another."""
+        if name != self._name:
+            self.close()
+            self._name = name
+            # A node could name any path.
+            if _MEMBER.fullmatch(name) and name not in self.places:
+                self._member, self.places[name] = _Member(self._file, name), about
+        if self._member is not None:
+            self._member.write(data)
+
+    def close(self) -> None:
+        """Write the rest of the last file."""
+        self._name, member, self._member = "", self._member, None
         if member is not None:
             member.close()
 
@@ -281,7 +310,7 @@ def _open(path: Path) -> tuple[list[str], About]:
     if about["bundle"] > VERSION:
         raise UsageError(f"{path}: a newer version of supervisor made it", f"this one reads version {VERSION}")
     strange = [name for name in names if name != ABOUT and not (_MEMBER.fullmatch(name) and name in about["files"])]
-    if strange or ".." in "".join(names) or len(set(names)) < len(names) or not JOB_NAME.fullmatch(about["job"]):
+    if strange or len(set(names)) < len(names) or not JOB_NAME.fullmatch(about["job"]):
         raise UsageError(f"{path}: this is no bundle, or damaged: {(strange or [about['job']])[0]!r} is in it")
     return [name for name in names if name != ABOUT], about
 
@@ -294,9 +323,13 @@ def open_inventory(path: Path) -> Inventory:
     folder = Path(tempfile.mkdtemp(prefix="supervisor-bundle-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     about = unpack(path, folder)
-    hosts = []
+    hosts, specs = [], sorted(folder.glob("nodes/*/spec.json"))
     for place in sorted(folder.glob("nodes/*")):
-        root = place.with_name(f"{place.name}.home") / "jobs" / about["job"]
+        # No node gets it from another one through which the operator asked; it is the same everywhere.
+        if specs and not (place / "spec.json").exists():
+            shutil.copy(specs[0], place)
+        # Beside the hosts: a name with anything added to it may be that of another one.
+        root = folder / "homes" / place.name / "jobs" / about["job"]
         root.parent.mkdir(mode=0o700, parents=True)
         place.rename(root)
         if about["status"] is not None:

@@ -174,7 +174,10 @@ def plain_error_console() -> Console:
 
 @contextlib.contextmanager
 def progress_bar(what: str, size: int) -> Iterator[Callable[[int], None]]:
-    """Show on stderr how many of these bytes are done; yields a function that takes the number of further bytes."""
+    """Show on stderr, if it is a terminal, how many of these bytes are done; yields a function for further ones."""
+    if not err_is_terminal():
+        yield lambda _count: None
+        return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 

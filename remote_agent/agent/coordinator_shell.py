@@ -35,7 +35,7 @@ from remote_agent.diagnose.incidents import iso_time
 from remote_agent.election.member import is_too_high
 from remote_agent.text.shapes import clip
 from remote_agent.wire import Answer, Args, Channel, Items, NodeSpec, Problem, WireError, encode
-from remote_agent.wire.agents import OPERATORS
+from remote_agent.wire.agents import OPERATORS, SIGNALLED
 from remote_agent.wire.documents import read_event, read_node_report, read_steps
 from remote_agent.wire.events import ENDED_EVENTS, EventType
 from remote_agent.wire.gate import Misfit, shape
@@ -280,14 +280,24 @@ class Coordinator:
             self._note_operators(node, shape(OPERATORS)(args))
             return {}
         if op == "signalled":
-            detail = {key: args.get(key) for key in ("ranks", "signal", "operator")}
-            self.record(EventType.SIGNAL_SENT, str(args.get("node")), **detail)
+            self._note_signal(node, SIGNALLED(args))
             return {}
         self._take_arrived()
         seq = self._journal.last_seq
         # There is no pause between the inputs, so that several removals stop the group once.
         replies = [(name, self.feed(event)) for name, event in read(op, args, self.state)]
         return {**answer(replies), "seq": seq}
+
+    def _note_signal(self, node: str, args: Args) -> None:
+        """Note what a node reports about its own ranks; who asked it for that, it could invent."""
+        ranks = [rank for rank in args["ranks"] if rank in self.state.ranks and self.state.ranks[rank].node == node]
+        if not ranks:
+            raise Problem("bad_request", f"{node} does not have these ranks")
+        # Those are known who are attached to this very node, and what it says itself.
+        operator = str(args.get("operator"))
+        is_known = node == self._me or self._attached.get(self._me, {}).get(operator) == "control"
+        sent = {"ranks": ranks, "signal": args["signal"], "operator": args.get("operator") if is_known else None}
+        self.record(EventType.SIGNAL_SENT, node, **sent)
 
     def _note_operators(self, node: str, names: Mapping[str, str]) -> None:
         """Note who is attached at a node: one event for an operator's first node, one for the end of the last."""

@@ -228,9 +228,9 @@ class EngineLink:
             self._workers.clear()
         return answer.data
 
-    def variables(self, login: Mapping[str, str]) -> dict[str, str] | None:
+    async def variables(self, login: Mapping[str, str]) -> dict[str, str] | None:
         """Return what an engine has of the variables of a login; None: it keeps its own."""
-        return self.runtime.variables(login)
+        return await self.runtime.variables(login)
 
     async def renew(self, seconds: float) -> None:
         """Allow the engine to continue for that long; without renewal it ends what it runs."""
@@ -306,7 +306,7 @@ class EngineLink:
     async def _greet(self) -> None:
         try:
             self.facts = await self.call("hello", self._hello, IMPORT_TIMEOUT_S)
-            self.facts["place"] = self.runtime.digest
+            self.facts["place"] = await self.runtime.digest()
             if self._own is not None and self.facts["pid"] != self._own[0]:
                 self.problem = f"{NO_PIDS}: {PIDS_HINT}"
         except (CallFailed, Problem) as failed:

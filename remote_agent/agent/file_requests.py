@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import stat
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -80,15 +81,23 @@ class JobRequests:
         return result if hasattr(result, "__aiter__") else await result  # type: ignore[return-value]
 
     limits = "this agent does not know the request"
+    is_for_node = False
+    """Another node asks, which gets no descriptions."""
 
     async def job_files(self, args: Args) -> Items:
         """Stream the files that show what the job did here, in pieces: path and time, and where the piece begins.
 
-        `log_bytes`: of each log that many bytes at its end, null: all. No keys, no snapshots, nothing but files.
+        `log_bytes`: of each log that many bytes at its end, null: all. No keys, no snapshots, nothing but files. The
+        first piece also has about how many bytes follow.
         """
         limit, history = args.get("log_bytes"), self.files.history
-        yield Answer({"path": history.name, "mtime_ns": time.time_ns(), "at": 0}, self._kept.history.to_bytes())
-        for path in await asyncio.to_thread(lambda: list(_job_files(self.files))):
+        sizes = await asyncio.to_thread(lambda: dict(_job_files(self.files)))
+        if self.is_for_node:
+            sizes.pop(self.files.spec, None)
+        left = sum(size if limit is None else min(size, int(limit)) for size in sizes.values())
+        about = {"path": history.name, "mtime_ns": time.time_ns(), "left": left}
+        yield Answer({**about, "at": 0}, self._kept.history.to_bytes())
+        for path in sizes:
             at = 0 if limit is None else await self.logs.end_of(path, int(limit))
             # A file may be removed while others are read.
             with contextlib.suppress(OSError):
@@ -212,11 +221,14 @@ def arguments_of(method: Callable[..., object]) -> frozenset[str]:
     return frozenset(code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount])
 
 
-def _job_files(files: paths.JobFiles) -> Iterator[Path]:
-    """Yield the files of a bundle: the job's documents, and all that its ranks have left next to their logs."""
-    yield from (path for path in (files.spec, files.node, files.events) if path.is_file())
-    for folder in sorted(files.root.glob("generation_*")):
-        yield from (path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink())
+def _job_files(files: paths.JobFiles) -> Iterator[tuple[Path, int]]:
+    """Yield the files of a bundle and their sizes: documents, and all that the ranks have left next to their logs."""
+    folders = sorted(files.root.glob("generation_*"))
+    for path in (files.spec, files.node, files.events, *(one for each in folders for one in sorted(each.rglob("*")))):
+        with contextlib.suppress(OSError):
+            about = path.lstat()
+            if stat.S_ISREG(about.st_mode):
+                yield path, about.st_size
 
 
 async def in_pieces(status: Status) -> Items:

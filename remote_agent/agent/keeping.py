@@ -187,7 +187,7 @@ async def hand_over(engine: EngineLink, files: JobFiles, order: NextJob) -> bool
         os.dup2(log_file, number)
     os.close(log_file)
     try:
-        await engine.call("next", {"env": engine.variables(order.env), "log": str(files.log)}, CALL_S)
+        await engine.call("next", {"env": await engine.variables(order.env), "log": str(files.log)}, CALL_S)
     except (Problem, WireError, asyncio.TimeoutError) as error:
         log.warning("the engine of the last job cannot be used: %s", str(error) or "no answer in time")
         await engine.close()

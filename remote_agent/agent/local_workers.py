@@ -51,7 +51,7 @@ class Reporting(Protocol):
     @property
     def link(self) -> CoordinatorLink: ...
     def report(self, op: str, args: Args) -> None: ...
-    def report_readiness(self) -> None: ...
+    async def report_readiness(self) -> None: ...
     def lease_is_over(self) -> bool: ...
 
 
@@ -162,7 +162,7 @@ class LocalWorkers:
         """Put the work tree of the next group in place, with an engine that runs in what it needs; raises Problem."""
         await self._context.tree.switch(version)
         old = self.engine
-        if old.replaceable and old.ready.is_set() and old.runs_in != self._context.runtime.name():
+        if old.replaceable and old.ready.is_set() and old.runs_in != await self._context.runtime.name():
             self._replaced.clear()
             await old.give_way()
             await asyncio.wait_for(self._replaced.wait(), CALL_TIMEOUT_S)
@@ -172,7 +172,7 @@ class LocalWorkers:
 
     async def _greet(self) -> None:
         await self.engine.ready.wait()
-        self._node.report_readiness()
+        await self._node.report_readiness()
 
     async def _on_engine(self, op: str, args: Args) -> None:
         if op == "exited" and args["exit"]["code"] != 0:

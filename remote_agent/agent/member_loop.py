@@ -58,6 +58,8 @@ class MemberLoop:
         self.workers = LocalWorkers(context, self, make_engine)
         self.born_seq = context.journal.last_seq
         """The newest record that was here before this agent."""
+        self._trees: set[str] | None = None
+        """The versions of the work tree for which there was what their ranks need; None: nobody has looked yet."""
         self._heartbeat_at = 0.0
         self._whole = (-1, -1), 0.0
         """Of the last heartbeat with all facts: the term, the generation, and when it was made."""
@@ -194,18 +196,19 @@ class MemberLoop:
 
     def _readiness(self) -> list[dict[str, Any]]:
         engine = self.workers.engine
-        if not engine.ready.is_set():
+        if not engine.ready.is_set() or self._trees is None:
             return []
         try:
-            # A work tree counts once there is what its ranks need.
-            trees = [digest for digest in self._context.tree.digests if self._context.runtime.has(digest)]
+            trees = [digest for digest in self._context.tree.digests if digest in self._trees]
             facts = {"versions": engine.versions, "trees": trees}
             return [{"op": "ready", "args": {"nproc": self.workers.nproc(), **facts}}]
         except Problem as problem:
             return [{"op": "unfit", "args": {"reason": problem.message}}]
 
-    def report_readiness(self) -> None:
+    async def report_readiness(self) -> None:
         """Report what this node can start, once its engine is up."""
+        # A work tree counts once there is what its ranks need. To look for that takes long, so it is remembered.
+        self._trees = {digest for digest in self._context.tree.digests if await self._context.runtime.has(digest)}
         for report in self._readiness():
             self.report(report["op"], report["args"])
 

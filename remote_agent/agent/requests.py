@@ -67,6 +67,7 @@ class AgentRequests(JobRequests):
         super().__init__(context.files, context.spec, context.logs, context.history, lambda: context.journal.records)
         self._context = context
         self._member = member_loop
+        self.is_for_node = relay is None
         self._operator: dict[str, str] | None = None
         self._trees = TreeRequests(context.files.home, context.spec.job)
         self.ops.update(
@@ -108,7 +109,7 @@ class AgentRequests(JobRequests):
         answer = await self._trees.ops[op](args, body)
         if op == "tree_commit":
             tree.look()
-            self._member.report_readiness()
+            await self._member.report_readiness()
         return Answer(answer)
 
     async def identity(self, args: Args) -> Answer:
@@ -194,7 +195,7 @@ class AgentRequests(JobRequests):
         finally:
             doing.cancel()
         context.tree.look()
-        self._member.report_readiness()
+        await self._member.report_readiness()
 
     async def await_engine(self, args: Args) -> Answer:
         """Answer when the engine is up; raises Problem when it cannot be."""
@@ -295,7 +296,7 @@ class AgentRequests(JobRequests):
         refused = (await self._ask_engine("signal", {"pids": pids, "signal": name})).data["refused"]
         sent = sorted(int(rank) for rank in pids if rank not in refused)
         if sent:
-            fact = {"node": self._context.node, "ranks": sent, "signal": name, "operator": args.get("operator")}
+            fact = {"ranks": sent, "signal": name, "operator": args.get("operator")}
             # The signal is sent whether or not the coordinator can be reached.
             with contextlib.suppress(Problem):
                 await self._member.link.ask("signalled", fact)

@@ -125,7 +125,7 @@ class Probe:
         start = await self._runtime.start("probe", "facts")
         try:
             facts = await installed.ask(start.command, start.variables, TORCH_S)
-            facts["place"] = self._runtime.digest
+            facts["place"] = await self._runtime.digest()
             return facts
         finally:
             await self._runtime.end(start)

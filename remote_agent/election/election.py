@@ -118,9 +118,8 @@ class Election:
             # A node that voted knows the term, but maybe not the winner.
             if answer and answer["coordinator"]:
                 term, coordinator = answer["term"], answer["coordinator"]
-                if member.is_news(self._ballot.view, term, coordinator):
+                if member.is_news(self._ballot.view, term, coordinator) and self._ballot.follow(term, coordinator):
                     self._peers.learn(answer["members"])
-                    self._ballot.follow(term, coordinator)
 
     async def _ask_endpoint(self, connected: frozenset[str]) -> Args | None:
         """Ask at the job's endpoint, where it has one; a coordinator announces itself there instead."""
@@ -365,8 +364,9 @@ class Election:
     async def _on_announcement(self, node: str, channel: Channel | None, args: Args) -> Answer:
         if args["coordinator"] != node:
             raise Problem("bad_request", f"{node} announces another node")
-        self._peers.learn(args["members"])
-        self._ballot.follow(args["term"], node)
+        # What comes with an old term is old, too, and with one that nobody can follow it may be anything.
+        if self._ballot.follow(args["term"], node):
+            self._peers.learn(args["members"])
         return Answer({})
 
     async def _on_take_over(self, node: str, channel: Channel | None, args: Args) -> Answer:

@@ -50,7 +50,8 @@ ENDED_POLL_S = 0.02
 INTERPRETER_S = 30.0
 REMOVALS = 3
 # It marks the processes of a build, also those that left its process group and closed its descriptors. Its value is the
-# pid namespace, pid and start time of the agent, and the environment's path.
+# pid namespace, pid and start time of the agent, device and inode of `environments/`, as another host or container may
+# have its path and see these processes, and the environment's digest.
 MARK = "SUPERVISOR_BUILDS"
 _NAME = re.compile(r"([0-9a-f]{32})(|\.lock|\.[0-9a-f]{8}\.(?:building|project))")
 # These would lead a tool to another project, to another environment, or to packages outside of this one.
@@ -156,16 +157,16 @@ class Environments:
         self._root = home.environments
         self._interpreters: dict[tuple[str, int], str] = {}
 
-    def look(self, wanted: Wanted) -> Environment | None:
+    async def look(self, wanted: Wanted) -> Environment | None:
         """Return the environment if it is complete; raises Problem."""
-        return self._complete(self._request(wanted))
+        # It may read many files of a slow disk.
+        return self._complete(await asyncio.to_thread(self._request, wanted))
 
     async def ensure(self, wanted: Wanted, say: Callable[[str], None]) -> Environment:
         """Return the environment, which is built if it is absent; raises Problem. `say` gets short lines of progress.
 
         After a cancellation no process of the build is left.
         """
-        # It may read many files of a slow disk.
         request = await asyncio.to_thread(self._request, wanted)
         ready = self._complete(request)
         if ready is not None:
@@ -181,7 +182,7 @@ class Environments:
 
     def end_orphans(self) -> None:
         """End what builds have started whose agent was killed: the kernel ends the tool with it, but nothing else."""
-        _end_marked(self._root, orphans_only=True)
+        _end_marked(self._root, "", orphans_only=True)
 
     def unused(self, used: Collection[str]) -> list[Path]:
         """Return the environments that no job uses, and what killed builds have left; nothing that is being built."""
@@ -296,7 +297,7 @@ class Environments:
         """Remove unfinished builds of an environment whose lock is held, and end what is left of their processes."""
         left = [path for path in self._entries() if path.name.startswith(f"{digest}.")]
         if left:
-            _end_marked(self._root / digest, orphans_only=False)
+            _end_marked(self._root, digest, orphans_only=False)
         for path in left:
             # A process that has just been killed may add a file meanwhile. One on another node that shares this home
             # may do so for longer; then the next build removes it.
@@ -346,7 +347,7 @@ async def _wait_for(lock: int, final: Path, say: Callable[[str], None]) -> None:
         # The kernel ends the tool of a killed agent, but not what the tool has started, and that has the lock too.
         if time.monotonic() - looked >= ORPHANS_S:
             looked = time.monotonic()
-            await to_the_end(asyncio.to_thread(_end_marked, final, orphans_only=True))
+            await to_the_end(asyncio.to_thread(_end_marked, final.parent, final.name, orphans_only=True))
         await asyncio.sleep(LOCK_POLL_S)
 
 
@@ -384,7 +385,9 @@ def _variables(build: _Build) -> dict[str, str]:
     """Return the variables of a tool: the user's, but for those that lead it elsewhere."""
     variables = {name: value for name, value in os.environ.items() if name not in _MISLEADING}
     variables["UV_PROJECT_ENVIRONMENT"] = str(build.building)
-    variables[MARK] = f"{_pid_namespace()}:{os.getpid()}:{start_ticks(os.getpid())}:{build.final}"
+    variables[MARK] = (
+        f"{_pid_namespace()}:{os.getpid()}:{start_ticks(os.getpid())}:{_place(build.final.parent)}:{build.final.name}"
+    )
     # pip's configuration may say that packages go to the user's directory, which an environment does not have.
     variables["PIP_USER"] = "0"
     variables["NO_COLOR"] = "1"
@@ -400,10 +403,15 @@ async def _run(tool: str, command: list[str], build: _Build, say: Callable[[str]
         raise Problem("environment", f"{tool} {failed}", _CORRECT) from failed
 
 
-def _end_marked(place: Path, *, orphans_only: bool) -> None:
-    """End processes of builds of an environment, or below a directory: all of them, or those whose agent is gone."""
+def _place(root: Path) -> str:
+    info = os.stat(root)
+    return f"{info.st_dev}:{info.st_ino}"
+
+
+def _end_marked(root: Path, digest: str, *, orphans_only: bool) -> None:
+    """End processes of builds of an environment, "": of any: all of them, or those whose agent is gone."""
     end = time.monotonic() + KILL_S
-    while pids := _marked(os.fsencode(place), orphans_only):
+    while root.exists() and (pids := _marked([*_place(root).split(":"), *digest.split()], orphans_only)):
         for pid in pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -413,22 +421,20 @@ def _end_marked(place: Path, *, orphans_only: bool) -> None:
         time.sleep(ENDED_POLL_S)
 
 
-def _marked(place: bytes, orphans_only: bool) -> list[int]:
+def _marked(named: list[str], orphans_only: bool) -> list[int]:
     return [
-        int(name) for name in os.listdir("/proc") if name.isdecimal() and _is_marked(int(name), place, orphans_only)
+        int(name) for name in os.listdir("/proc") if name.isdecimal() and _is_marked(int(name), named, orphans_only)
     ]
 
 
-def _is_marked(pid: int, place: bytes, orphans_only: bool) -> bool:
+def _is_marked(pid: int, named: list[str], orphans_only: bool) -> bool:
     start = f"{MARK}=".encode()
-    for entry in environment(pid):
-        if entry.startswith(start):
-            namespace, agent, ticks, final = entry[len(start) :].split(b":", 3)
-            if place not in (final, os.path.dirname(final)):
-                continue
+    for entry in (entry for entry in environment(pid) if entry.startswith(start)):
+        fields = os.fsdecode(entry[len(start) :]).split(":")
+        if fields[3 : 3 + len(named)] == named:
             # The pids of another namespace, a container's, say nothing here.
-            is_ours = int(namespace) == _pid_namespace()
-            return not orphans_only or (is_ours and not runs(int(agent), int(ticks)))
+            is_ours = int(fields[0]) == _pid_namespace()
+            return not orphans_only or (is_ours and not runs(int(fields[1]), int(fields[2])))
     return False
 
 

@@ -9,6 +9,7 @@ in one form. What lies outside of the tree is refused: a node would not have it,
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -83,6 +84,12 @@ class Files(Protocol):
         """Copy a file, or a symbolic link as such, to an absent path; raises OSError."""
 
 
+@functools.lru_cache(maxsize=16384)
+def _hash_once(place: Path, *_identity: int) -> str:
+    """Return the hash of a file's content, which is read again only once one of these numbers differs."""
+    return hash_file(place)
+
+
 class InPlace:
     """A tree as it lies on the disk."""
 
@@ -143,7 +150,9 @@ class InPlace:
 
     def sha256(self, path: str) -> str:
         """Return the hash of a file's content; raises OSError."""
-        return hash_file(self._root / path)
+        place = self._root / path
+        info = place.stat()
+        return _hash_once(place, info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
 
     def copy(self, path: str, target: Path) -> None:
         """Copy a file, or a symbolic link as such, to an absent path; raises OSError."""

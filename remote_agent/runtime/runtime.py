@@ -94,17 +94,17 @@ class Runtime:
         self.changed = asyncio.Event()
         """Set when one of them says something, or has ended."""
 
-    def name(self, version: str = "") -> str | None:
+    async def name(self, version: str = "") -> str | None:
         """Return what tells this one from another: "" where no work tree changes it, None where it is not made yet.
 
         `version`: of a work tree that is kept; empty: as it is in place. Raises Problem.
         """
         return ""
 
-    def has(self, version: str) -> bool:
+    async def has(self, version: str) -> bool:
         """Return whether it is made for a kept version of the work tree, from which it may be impossible to make."""
         try:
-            return self.name(version) is not None
+            return await self.name(version) is not None
         except Problem as problem:
             log.info("work tree %s: %s", version[:8], problem.message)
             return False
@@ -150,7 +150,7 @@ class Runtime:
         """Return how one of our modes is started there, once it is made; `more`: variables. Raises Problem."""
         return Start(own_command(*words), {**os.environ, **(more or {})})
 
-    def variables(self, login: Mapping[str, str]) -> dict[str, str] | None:
+    async def variables(self, login: Mapping[str, str]) -> dict[str, str] | None:
         """Return what a process there has of the variables of another login; None: its own stay."""
         return dict(login)
 
@@ -160,9 +160,8 @@ class Runtime:
     def inherit(self, former: Runtime) -> None:
         """Learn what is known of where an engine runs that serves another job now."""
 
-    @property
-    def digest(self) -> str:
-        """What should be the same on all nodes, as text; empty: there is nothing to compare."""
+    async def digest(self) -> str:
+        """Return what should be the same on all nodes, as text; empty: there is nothing to compare."""
         return ""
 
 
@@ -191,12 +190,12 @@ class InEnvironment(Runtime):
         tree = self._place.tree
         return "" if tree is not None and version in TreeSync(self._home).in_place(tree) else version
 
-    def name(self, version: str = "") -> str | None:
-        found = self._all.look(self._wanted(version))
+    async def name(self, version: str = "") -> str | None:
+        found = await self._all.look(self._wanted(version))
         return None if found is None else found.digest
 
     async def _make(self, say: Say, version: str) -> str:
-        made = self._all.look(self._wanted(version))
+        made = await self._all.look(self._wanted(version))
         if made is None:
             made = await self._all.ensure(self._wanted(version), say)
             self._note_use(made)
@@ -214,23 +213,22 @@ class InEnvironment(Runtime):
                 file.write(f"{made.digest}\n")
 
     async def start(self, *words: str, more: Mapping[str, str] | None = None) -> Start:
-        made = self._now()
+        made = await self._now()
         if made is None:
             raise Problem("environment", "the environment of this work tree is not built here", "supervisor restart")
         return Start(own_command(*words, python=str(made.python)), {**made.variables(os.environ), **(more or {})})
 
-    def variables(self, login: Mapping[str, str]) -> dict[str, str] | None:
-        made = self._now()
+    async def variables(self, login: Mapping[str, str]) -> dict[str, str] | None:
+        made = await self._now()
         return dict(login) if made is None else made.variables(login)
 
-    @property
-    def digest(self) -> str:
-        made = self._now()
+    async def digest(self) -> str:
+        made = await self._now()
         return "" if made is None else f"environment {made.alike[:12]}"
 
-    def _now(self) -> Environment | None:
+    async def _now(self) -> Environment | None:
         """Return the environment of the work tree that is in place, if it is built."""
-        return self._all.look(self._wanted(""))
+        return await self._all.look(self._wanted(""))
 
 
 def used_by(job: JobFiles) -> list[str]:
@@ -249,7 +247,7 @@ class Behind(Runtime):
         command = own_command(*words, python=self._place.python or PYTHON)
         return Start([*prefix, *command], {**os.environ, **(more or {})}, is_apart=True)
 
-    def variables(self, login: Mapping[str, str]) -> dict[str, str] | None:
+    async def variables(self, login: Mapping[str, str]) -> dict[str, str] | None:
         # The prefix has made its own of them.
         return None
 
@@ -326,8 +324,7 @@ class InContainer(Behind):
                 log.warning("container %s is not removed: %s", start.container.name, why)
             containers.reap_monitors()
 
-    @property
-    def digest(self) -> str:
+    async def digest(self) -> str:
         return f"image {self._image[:12]}" if self._image else ""
 
 

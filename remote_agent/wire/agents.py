@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Optional
 
 from remote_agent.wire.answers import Address, Port
-from remote_agent.wire.documents import Count, GenerationNumber, TimeNs, read_event
+from remote_agent.wire.documents import Count, GenerationNumber, RankNumber, TimeNs, read_event
 from remote_agent.wire.gate import Misfit, Name, Shape, record, row
 
 # By how far the wall clocks of two machines may differ, as far as numbers go.
@@ -37,6 +37,7 @@ OPERATORS = dict[str, str]
 """By operator: watch or control."""
 _ARGS = Annotated[Any, _unread]
 REPORT = record({"op": str, "args": _ARGS})
+SIGNALLED = record({"ranks": list[RankNumber], "signal": str}, {"operator": Optional[str]})
 
 _REQUESTS: dict[str, Shape] = {
     "time": record({}, _LEASE),

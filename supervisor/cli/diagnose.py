@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -116,8 +116,6 @@ def _bar(paths: Sequence[Path]) -> Iterator[Callable[[int], None]]:
     """Show how much has been read, on a terminal."""
     from supervisor.postmortem.files import find, total_size
 
-    if not err_is_terminal() or (size := total_size(find(paths))) < BAR_BYTES:
-        yield lambda _bytes: None
-        return
-    with progress_bar("reading", size) as progress:
+    size = total_size(find(paths)) if err_is_terminal() else 0
+    with progress_bar("reading", size) if size >= BAR_BYTES else nullcontext(lambda _bytes: None) as progress:
         yield progress

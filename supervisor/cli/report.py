@@ -20,6 +20,7 @@ from supervisor.cli.entry import say
 from supervisor.cli.options import LOOKS, add_json, in_session, make_parser, parse, settle
 from supervisor.cli.output import write_json, write_lines
 from supervisor.errors import SupervisorError, UsageError
+from supervisor.standard_streams import progress_bar
 
 if TYPE_CHECKING:
     from supervisor.report import Report
@@ -60,7 +61,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
 
 async def _bundle(session: Session, path: Path, log_bytes: int | None) -> None:
     await settle(session)
-    missing = await write(session, path, log_bytes)
+    missing = await write(session, path, log_bytes, progress_bar)
     for reason in missing:
         say(f"{reason}; its files are missing from the bundle")
     if len(missing) == len(session.hosts):

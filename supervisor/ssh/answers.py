@@ -262,7 +262,7 @@ SHAPES: Mapping[str, Read] = {
     "events": _with(event=Annotated[Any, read_event]),
     "series": _series,
     "incidents": _plain(record({"incidents": list[IncidentDocument]}, {"nccl": NcclSummary | None})),
-    "job_files": _with(path=str, mtime_ns=TimeNs, at=Large),
+    "job_files": _plain(record({"path": str, "mtime_ns": TimeNs, "at": Large}, {"left": Large})),
     "nccl": _plain(read_nccl_node),
     # JobSpec.from_json has the shape of a description.
     "describe": _with(ca=str, spec=JsonObject),

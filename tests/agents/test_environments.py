@@ -22,6 +22,7 @@ import pytest
 from remote_agent.base.files import try_lock
 from remote_agent.base.paths import Home
 from remote_agent.runtime.environments import Environment, Environments, Wanted
+from remote_agent.runtime.project import InPlace
 from remote_agent.wire import Problem
 from tests.fast.test_tree import TREE, Node
 
@@ -274,15 +275,35 @@ async def test_looking_is_fast_and_builds_nothing(site: Site) -> None:
     site.lock()
     # As long as the lock of a project that uses torch.
     (site.tree / "uv.lock").write_text((site.tree / "uv.lock").read_text() + f"# {'x' * 150}\n" * 3000)
-    assert site.environments.look(site.wanted()) is None
+    assert await site.environments.look(site.wanted()) is None
     ready = await site.ensure(site.wanted())
     took = []
     for _ in range(20):
         start = time.perf_counter()
-        assert site.environments.look(site.wanted()) == ready
+        assert await site.environments.look(site.wanted()) == ready
         took.append(time.perf_counter() - start)
     assert min(took) < 0.010
     assert site.builds() == 1
+
+
+async def test_a_large_package_is_read_once_and_off_the_loop(site: Site) -> None:
+    """Again once it is another file of the same size, even if its time is the same."""
+    package = site.tree / "big-1.0-py3-none-any.whl"
+    package.write_bytes(b"a" * 100_000_000)
+    site.write({"requirements.txt": f"./{package.name}\n"})
+    begun, own = time.process_time(), time.thread_time()
+    assert await site.environments.look(site.wanted("requirements.txt")) is None
+    first, own = time.process_time() - begun, time.thread_time() - own
+    begun = time.process_time()
+    assert await site.environments.look(site.wanted("requirements.txt")) is None
+    assert max(time.process_time() - begun, own) < first / 2
+    tree, info = InPlace(site.tree), package.stat()
+    before = tree.sha256(package.name)
+    copy = package.with_name("copy")
+    copy.write_bytes(b"b" * 100_000_000)
+    os.utime(copy, ns=(info.st_atime_ns, info.st_mtime_ns))
+    copy.rename(package)
+    assert tree.sha256(package.name) == hashlib.sha256(b"b" * 100_000_000).hexdigest() != before
 
 
 async def test_another_lock_is_another_environment_and_the_first_stays(site: Site) -> None:
@@ -295,7 +316,7 @@ async def test_another_lock_is_another_environment_and_the_first_stays(site: Sit
     assert _runs(second, "import outer; print(1)") == "1"
     assert sorted(site.left()) == sorted([first.digest, second.digest])
     site.write({"requirements.txt": "small\n"})
-    assert site.environments.look(site.wanted("requirements.txt")) == first
+    assert await site.environments.look(site.wanted("requirements.txt")) == first
 
 
 async def test_what_a_digest_depends_on(site: Site, tmp_path: Path) -> None:
@@ -343,10 +364,10 @@ async def test_a_kept_version_is_built_while_the_tree_stays(site: Site) -> None:
     assert before == {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in place.rglob("*") if path.is_file()}
     assert sorted(path.relative_to(place).as_posix() for path in before) == sorted(old)
     assert _runs(ready, "import outer, mine; print(mine.__file__)") == str(place / "src/mine/__init__.py")
-    assert site.environments.look(Wanted("uv.lock", (), place, TREE)) is None
+    assert await site.environments.look(Wanted("uv.lock", (), place, TREE)) is None
     # Once it is in place, it is the same environment.
     node.switch("b" * 64)
-    assert site.environments.look(Wanted("uv.lock", (), place, TREE)) == ready
+    assert await site.environments.look(Wanted("uv.lock", (), place, TREE)) == ready
     assert _runs(ready, "import mine.new; print(mine.new.NEW)") == "1"
 
 
@@ -413,9 +434,9 @@ async def test_requirements_with_files_packages_and_options(site: Site) -> None:
     for path in ("env/more/lib.txt", "env/limits.txt", "packages/lib/src/lib/__init__.py"):
         with (site.tree / path).open("a") as file:
             file.write("\n#\n")
-        assert site.environments.look(site.wanted("env/gpu.txt")) is None, path
+        assert await site.environments.look(site.wanted("env/gpu.txt")) is None, path
         site.write({path: before[path].decode()})
-    assert site.environments.look(site.wanted("env/gpu.txt")) == ready
+    assert await site.environments.look(site.wanted("env/gpu.txt")) == ready
 
 
 async def test_a_pylock_is_installed(site: Site) -> None:
@@ -589,6 +610,28 @@ async def test_what_a_killed_agents_tool_has_started_does_not_hold_the_lock(
     assert site.left() == [ready.digest]
 
 
+async def test_a_build_in_another_directory_with_the_same_path_goes_on(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container that shares the processes of its host."""
+    site.package("mine")
+    site.lock()
+    monkeypatch.setenv("TEST_BUILD_HANGS", "1")
+    with site.agent() as killed:
+        await _wait_until(lambda: any(line.startswith("sleep 300") for line in site.processes()))
+        killed.kill()
+        killed.wait()
+    ours, theirs = site.home.environments, site.root / "theirs"
+    ours.rename(theirs)
+    ours.mkdir()
+    site.environments.end_orphans()
+    assert any(line.startswith("sleep 300") for line in site.processes())
+    ours.rmdir()
+    theirs.rename(ours)
+    site.environments.end_orphans()
+    await _wait_until(lambda: site.processes() == [], 2)
+
+
 async def test_two_nodes_with_one_home_build_once(site: Site) -> None:
     site.package("mine")
     site.lock()
@@ -632,7 +675,7 @@ async def test_a_broken_environment_is_built_again(site: Site) -> None:
     # Its base interpreter was removed.
     ready.python.unlink()
     ready.python.symlink_to("/nowhere/python3")
-    assert site.environments.look(site.wanted("requirements.txt")) is None
+    assert await site.environments.look(site.wanted("requirements.txt")) is None
     assert await site.ensure(site.wanted("requirements.txt")) == ready
     assert _runs(ready, "import small; print(1)") == "1"
     assert site.left() == [ready.digest]
@@ -654,8 +697,8 @@ async def test_unused_environments_are_found_but_none_that_is_being_built(site: 
         assert site.environments.remove(second.path)
         assert site.environments.remove(left)
         assert site.environments.unused([first.digest]) == []
-        assert site.environments.look(site.wanted("other.txt")) is None
-        assert site.environments.look(site.wanted("requirements.txt")) == first
+        assert await site.environments.look(site.wanted("other.txt")) is None
+        assert await site.environments.look(site.wanted("requirements.txt")) == first
     finally:
         os.close(lock)
     assert json.dumps(site.left()) == json.dumps(sorted([first.digest, busy.name, "notes"]))

@@ -253,6 +253,25 @@ async def test_a_record_that_nobody_could_read_is_neither_taken_nor_written(tmp_
         assert one.context.journal.last_seq == seq
 
 
+async def test_no_node_says_who_sent_a_signal(tmp_path: Path) -> None:
+    """It reports for its own ranks; an operator is named who is attached to the coordinator's own node."""
+    async with job(tmp_path) as (one, role):
+        fact = {"node": "n1", "ranks": [0, 1, 2], "signal": "SIGUSR1", "operator": "ann@laptop"}
+        role.request("n2", "operators", {"ann@laptop": "control"})
+        role.request("n2", "signalled", fact)
+        role.request("n1", "operators", {"ann@laptop": "control", "guest": "watch"})
+        role.request("n2", "signalled", fact)
+        role.request("n2", "signalled", {**fact, "operator": "guest"})
+        role.request("n1", "signalled", {**fact, "operator": "bob"})
+        for ranks in ([0, 2], [], [77]):
+            with pytest.raises(Problem, match="n2 does not have these ranks"):
+                role.request("n2", "signalled", {**fact, "ranks": ranks})
+        sent = [record for record in one.context.journal.records if record["type"] == "signal_sent"]
+        assert [(one["node"], one["detail"]["ranks"], one["detail"]["operator"]) for one in sent] == [
+            ("n2", [1], None), ("n2", [1], "ann@laptop"), ("n2", [1], None), ("n1", [0], "bob")
+        ]  # fmt: skip
+
+
 async def test_a_malformed_vote_is_no_vote_and_costs_no_other(tmp_path: Path) -> None:
     async with agents(tmp_path, "n1", "n2") as (one, two):
         for what, broken in damaged(VOTE):
@@ -286,6 +305,25 @@ async def test_no_node_raises_the_term_beyond_what_others_can_follow(tmp_path: P
         role = coordinate(two)
         assert not two.member.role.needs_term_above(huge)
         assert role.state.term == 1
+
+
+async def test_addresses_are_learned_only_with_a_term_that_is_followed(tmp_path: Path) -> None:
+    async with agents(tmp_path, "n1", "n2") as (one, two):
+        one.context.ballot.follow(5, "n2")
+        known, wrong = dict(one.context.peers.members), {"n2": {"address": "127.0.0.9", "port": 9}}
+
+        async def answer(_node: str, _channel: Channel | None, _args: dict[str, Any]) -> Answer:
+            return Answer({"term": 2**62, "coordinator": "n2", "members": wrong})
+
+        for term in (4, 2**62):
+            await one.member.handler("n2")("announce", {"term": term, "coordinator": "n2", "members": wrong}, b"")
+            assert one.context.peers.members == known
+        one.context.ballot.follow(5, "n9")
+        two.member.serve("who", answer)
+        await one.member.election.ask_around()
+        assert (one.context.ballot.view.term, one.context.peers.members) == (5, known)
+        await one.member.handler("n2")("announce", {"term": 6, "coordinator": "n2", "members": wrong}, b"")
+        assert one.context.peers.members["n2"] == wrong["n2"]
 
 
 async def test_a_removed_node_is_refused_until_it_has_a_new_certificate(tmp_path: Path) -> None:

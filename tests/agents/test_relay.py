@@ -158,6 +158,26 @@ async def test_a_node_answers_another_one_only_what_changes_nothing(tmp_path: Pa
         assert len(two.context.peers.members) == 2
 
 
+async def test_no_node_gets_the_description_of_a_job(tmp_path: Path) -> None:
+    """Nor the operator who asks through one; at its own node he gets it."""
+    async with agents(tmp_path, "n1", "n2") as (one, two), through_n1(one, two) as (channel, relayed):
+        for agent in (one, two):
+            agent.context.files.spec.write_text('{"env": {"TOKEN": "secret"}}')
+
+        async def files(where: Channel | RelayedChannel, op: str, args: dict[str, Any]) -> dict[str, bytes]:
+            return {item.data["path"]: item.body async for item in where.stream(op, args)}
+
+        assert b"secret" in (await files(channel, "job_files", {}))["spec.json"]
+        other = await one.context.peers.connect("n2", one.member.handler("n2"))
+        async with running(other.run()):
+            for found in (
+                await files(other, "look", {"op": "job_files", "args": {}}),
+                await files(relayed, "job_files", {}),
+            ):
+                assert "events.jsonl" in found
+                assert not any(b"secret" in body for body in found.values())
+
+
 async def test_a_malformed_answer_is_the_error_of_the_host_that_was_asked(tmp_path: Path) -> None:
     async def garbage(node: str, channel: Channel | None, args: Args) -> Answer | Items:
         return Answer({"files": [{"generation": "none"}], "node": node}, b"body")

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import json
 import os
+import time
 import tracemalloc
 import zipfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis.strategies import from_regex, lists
 
+from remote_agent.wire import JOB_NAME, Answer
 from supervisor import bundle
 from supervisor.cli import main
 from supervisor.cli.report import read_limit
 from supervisor.errors import UsageError
 from supervisor.report import lines, report
 from tests import bundles
+from tests.examples import examples
 from tests.screens import recorded
 
 REPORT = Path(__file__).parent.parent / "screens" / "snapshots" / "report.md"
@@ -122,6 +133,100 @@ def test_what_cannot_be_written_is_said_first(
     (tmp_path / "there.zip").touch()
     assert main(words) == 2
     assert capsys.readouterr().err.startswith(f"supervisor: {said}")
+
+
+class Sender:
+    """A session with one host, which sends a log in pieces, and a last one only when it may."""
+
+    def __init__(self, pieces: int, name: str = "n1") -> None:
+        view = SimpleNamespace(name=name, state="up", error=None, hello=HOST_FACTS["hello"], engine={}, live=True)
+        self.view, self.job, self.pieces, self.ended, self.is_over = view, "job-t", pieces, False, True
+        self.inventory, self.hosts, self.links = SimpleNamespace(path=None, made_s=None), {name: view}, {name: self}
+        self.through = False
+        self.goes_on = asyncio.Event()
+
+    async def call(self, _op: str) -> dict[str, Any]:
+        return {}
+
+    async def try_call(self, _op: str, timeout_s: float) -> None:
+        return None
+
+    def set_status(self, status: Any) -> None:
+        pass
+
+    async def whole_stream(self, _op: str, _args: Any, *, timeout_s: float) -> AsyncIterator[Answer]:
+        lines = b"step 17 | loss 2.31 | tokens=4096\n" * 99 + b"password: hunter2 | token=%s\n" % (b"a1" * 20)
+        about = {"path": "generation_0/rank_0/stdout.log", "mtime_ns": 10**18, "at": 0}
+        yield Answer(
+            {**about, "path": "spec.json", "left": self.pieces * 10**6}, b'{"host":"%s"}' % self.view.name.encode()
+        )
+        for _ in range(self.pieces):
+            yield Answer({**about, "left": self.pieces * 10**6}, lines * (10**6 // len(lines)))
+        await self.goes_on.wait()
+
+
+async def test_secrets_are_searched_off_the_loop(tmp_path: Path) -> None:
+    """The thread of the loop has next to nothing to do for a log of 8 MB, and the bar moves."""
+    session: Any = Sender(8)
+    session.goes_on.set()
+    shown: list[Any] = []
+
+    def bar(what: str, size: int) -> AbstractContextManager[Callable[[int], None]]:
+        shown.append((what, size))
+        return nullcontext(shown.append)
+
+    begun = time.thread_time()
+    assert await bundle.write(session, tmp_path / "job.zip", None, bar) == []
+    assert time.thread_time() - begun < 0.5
+    assert shown[0] == ("n1", 8_000_000)
+    assert 7_900_000 < sum(shown[1:]) <= 8_000_100
+    count = 8 * (10**6 // 3433)
+    with zipfile.ZipFile(tmp_path / "job.zip") as file:
+        log = file.read("nodes/n1/generation_0/rank_0/stdout.log")
+    assert (log.count(b"password: ******* | token=" + b"*" * 40), log.count(b"\n") // 100) == (count, count)
+
+
+async def test_an_interrupt_leaves_no_file(tmp_path: Path) -> None:
+    """Neither while a host sends nothing, nor while its lines are searched for secrets."""
+    for pieces in (0, 1, 2):
+        session: Any = Sender(pieces)
+        arrived = asyncio.Event()
+        work = asyncio.ensure_future(
+            bundle.write(session, tmp_path / "job.zip", None, lambda *_: nullcontext(lambda _: arrived.set()))  # noqa: B023
+        )
+        await (asyncio.wait_for(arrived.wait(), 30) if pieces else asyncio.sleep(0.05))
+        assert len(list(tmp_path.iterdir())) == 1
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+        assert list(tmp_path.iterdir()) == []
+
+
+@examples(30)
+@given(lists(from_regex(JOB_NAME, fullmatch=True), min_size=2, max_size=2, unique=True))
+@example(["nas", "nas.home"])
+@example(["a..b", "a"])
+def test_any_two_hosts_of_an_inventory_come_back(names: list[str]) -> None:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "job.zip"
+        session: Any = Sender(0, names[0])
+        other = Sender(0, names[1])
+        session.links[names[1]], session.hosts[names[1]] = other, other.view
+        for one in (session, other):
+            one.goes_on.set()
+        assert asyncio.run(bundle.write(session, path, None, lambda *_: nullcontext(lambda _: None))) == []
+        hosts = bundle.open_inventory(path).hosts
+        specs = [Path(host.env["SUPERVISOR_HOME"]) / "jobs" / "job-t" / "spec.json" for host in hosts]
+        assert [json.loads(spec.read_text()) for spec in specs] == [{"host": name} for name in names]
+
+
+def test_a_host_that_came_through_another_one_has_the_description_of_that(tmp_path: Path) -> None:
+    members = {"nodes/n1/history.bin": b"", "nodes/n2/spec.json": b"{}", "nodes/n2/history.bin": b""}
+    homes = [
+        Path(host.env["SUPERVISOR_HOME"])
+        for host in bundle.open_inventory(bundles.write(tmp_path / "a.zip", members)).hosts
+    ]
+    assert [(home / "jobs" / "job-t" / "spec.json").read_text() for home in homes] == ["{}"] * 2
 
 
 async def test_the_report_of_a_job() -> None:
