@@ -115,8 +115,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Fail if tests of a worker that has crashed have not run to their end: pytest-xdist may forget them."""
-    if exitstatus == pytest.ExitCode.OK and (missing := _collected - _ended):
+    """Fail the run itself if tests have not run to their end, as where a worker died: none is tried again then."""
+    if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and (missing := _collected - _ended):
         print(f"\n{len(missing)} tests have not ended, such as {min(missing)}")
         session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
 

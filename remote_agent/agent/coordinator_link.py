@@ -135,11 +135,11 @@ class CoordinatorLink:
             self._ended = name if channel.ended else None
 
     async def _send_heartbeats(self, channel: Channel) -> None:
-        """Send heartbeats until the wire ends or another coordinator is known."""
+        """Send heartbeats until the wire ends or this node must look again: `wait_for` may swallow a cancellation."""
         timeout_s = self._context.spec.node_timeout
         interval = min(HEARTBEAT_S, leases.HEARTBEAT * timeout_s)
         name = self._ballot.view.coordinator
-        while self._ballot.view.coordinator == name and not channel.closed.is_set():
+        while self._ballot.view.coordinator == name and not (channel.closed.is_set() or self.look_again.is_set()):
             sent = clocks.now()
             await self._timed(channel, "beat", self._node.heartbeat(), timeout_s)
             self._ballot.renew_lease(sent)

@@ -495,7 +495,11 @@ def _refuse_compiled(build: _Build) -> None:
 
 
 def _publish(build: _Build) -> None:
-    """Give a complete environment its name, also after a loss of power; raises OSError."""
+    """Give a complete environment its name, also after a loss of power; raises OSError.
+
+    The copy goes first: nobody builds this environment again, and so would remove what an agent killed now has left.
+    """
+    shutil.rmtree(build.copy)
     if os.path.lexists(build.final):
         # Its base interpreter was removed, or somebody removed a part of it.
         os.rename(build.final, build.final.with_name(f"{build.final.name}.{secrets.token_hex(4)}.building"))

@@ -10,6 +10,7 @@ import os
 import platform
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -179,9 +180,9 @@ class Site:
         """Every file of the tree."""
         return {str(path.relative_to(self.tree)): path.read_bytes() for path in self.tree.rglob("*") if path.is_file()}
 
-    def agent(self, file: str = "uv.lock") -> subprocess.Popen[str]:
-        """Start another agent that wants the environment."""
-        command = [sys.executable, "-c", AGENT, str(self.home.root), file, str(self.tree)]
+    def agent(self, file: str = "uv.lock", before: str = "") -> subprocess.Popen[str]:
+        """Start another agent that wants the environment; `before`: what it does first."""
+        command = [sys.executable, "-c", f"import os\n{before}{AGENT}", str(self.home.root), file, str(self.tree)]
         return subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
 
 
@@ -589,6 +590,18 @@ async def test_a_killed_build_leaves_nothing_that_is_used(site: Site) -> None:
         assert site.left() == [ready.digest], number
         assert _runs(ready, "import mine, outer, small; print(1)") == "1"
         assert _script(ready, "outer-run") == "outer runs"
+
+
+async def test_an_agent_that_is_killed_once_a_build_is_complete_leaves_nothing_else(site: Site) -> None:
+    site.package("mine")
+    site.lock()
+    # The disk is slow to note the new name, and its agent is killed meanwhile.
+    dies = "from remote_agent.runtime import environments\nenvironments.sync = lambda path: os.kill(os.getpid(), 9)\n"
+    with site.agent(before=dies) as killed:
+        assert killed.wait() == -signal.SIGKILL
+    ready = await asyncio.wait_for(site.ensure(site.wanted()), 30)
+    assert not site.said, "it was built again"
+    assert site.left() == [ready.digest]
 
 
 async def test_what_a_killed_agents_tool_has_started_does_not_hold_the_lock(

@@ -1,7 +1,8 @@
 """How the traffic and the processor time of a job grow with its hosts: N hosts with 8 ranks each, in one process.
 
 In: the agents' own code, a clock that only the simulation moves, a network in memory that carries real frames. Out: a
-Report: for each thing that happens to the job, what its coordinator and one of its members had to do.
+Report: for each thing that happens to the job, what its coordinator and one of its members had to do; of a scene that
+does not end, its seed and the state of every member.
 
 The agents on the first host (the coordinator) and on the last one (the member) are whole, except for their engines.
 The others are whole but for their connection to the coordinator, which reads each frame that is the same for all of
@@ -22,7 +23,9 @@ import logging
 import os
 import random
 import re
+import secrets
 import selectors
+import sys
 import tempfile
 import time
 import zlib
@@ -41,7 +44,7 @@ from remote_agent.agent.requests import AgentRequests
 from remote_agent.agent.tree_requests import JobTree
 from remote_agent.base import clocks
 from remote_agent.base.paths import Home, JobFiles
-from remote_agent.base.tasks import Tasks
+from remote_agent.base.tasks import CANCEL_AGAIN_S, Tasks
 from remote_agent.coordinator import replay
 from remote_agent.coordinator.journal import Journal
 from remote_agent.election import peers
@@ -65,6 +68,8 @@ RANKS = 8
 HOSTS = tuple(int(hosts) for hosts in os.environ.get("SUPERVISOR_SCALE_HOSTS", "64,256,1000").split(","))
 # A scenario that takes more of the processor than this is given up.
 LIMIT_S = float(os.environ.get("SUPERVISOR_SCALE_LIMIT_S", "60"))
+# A task that has been cancelled as often as this does not end.
+CANCELS = 20
 # Whatever hosts do at once in a real job, they do within this time.
 SPREAD_S = 0.5
 # Ranks have formed their process group by then.
@@ -625,6 +630,19 @@ class Node(Agent):
         channel = Channel(read_from(wire), cast("Any", wire), AgentRequests(self.context, self.member).handle)
         self._tasks.spawn(channel.run(), "an operator")
 
+    def state(self) -> str:
+        """Return its part in the job, for whoever must see why nothing happens."""
+        view, member, now = self.context.ballot.view, self.member, clocks.now()
+        role, election = member.role.coordinator, member.election
+        part = "coordinator" if role is not None else "candidate" if election.standing.locked() else "member"
+        return " ".join((
+            f"{self.name}: {part} in term {view.term}, voted for {view.voted}, follows {view.coordinator},",
+            f"heard {now - view.contact:.1f} s ago, {'connected' if member.link.channel else 'not connected'},",
+            f"runs {member.running}, journal {self.context.journal.age},",
+            f"phase {role.state.phase} without {sorted(role.state.waiting)}," if role is not None else "",
+            f"waits for {election.trouble or 'nothing'}",
+        ))  # fmt: skip
+
     async def die(self) -> None:
         """End at once: the kernel closes all connections."""
         self._network.agents.pop(address_of(self.name), None)
@@ -680,9 +698,14 @@ class Job:
     hang_at: float | None = None
     """The time since which the first rank has not moved."""
 
-    def __init__(self, hosts: int, folder: Path, *, tells_members: bool = True) -> None:
-        """`tells_members`: whether the coordinator tells all nodes where each new one listens."""
+    def __init__(self, hosts: int, folder: Path, *, tells_members: bool = True, seed: int | None = None) -> None:
+        """`tells_members`: whether the coordinator tells all nodes where each new one listens.
+
+        `seed`: of what nodes leave to chance, None for another one each time; the order of sets is not in it.
+        """
         self.hosts, self.folder, self._tells_members = hosts, folder, tells_members
+        self.seed = secrets.randbelow(10**9) if seed is None else seed
+        self._chance = random.getstate()
         names = [f"n{number}" for number in range(1, hosts + 1)]
         nodes = tuple(NodeSpec(name, address_of(name), str(RANKS)) for name in names)
         self.spec = JobSpec(
@@ -702,6 +725,7 @@ class Job:
         asyncio.set_event_loop(loop)
         gc.collect()
         gc.disable()
+        random.seed(self.seed)
         for place, name, value in (
             (clocks, "now", loop.time),
             (time, "monotonic", loop.time),
@@ -719,19 +743,41 @@ class Job:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.loop.deadline = float("inf")
-        tasks = asyncio.all_tasks(self.loop)
-        for task in tasks:
-            task.cancel()
-        with contextlib.suppress(Stuck):
-            self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        for node in self.nodes.values():
-            node.context.journal.close()
-        self.loop.close()
-        asyncio.set_event_loop(None)
-        self._patches.close()
-        gc.enable()
-        gc.collect()
+        self.loop.deadline = time.thread_time() + LIMIT_S
+        try:
+            self.loop.run_until_complete(self._end())
+        finally:
+            for node in self.nodes.values():
+                node.context.journal.close()
+            self.loop.close()
+            asyncio.set_event_loop(None)
+            self._patches.close()
+            random.setstate(self._chance)
+            gc.enable()
+            gc.collect()
+
+    async def _end(self) -> None:
+        """Cancel all tasks until there are none; raises Stuck.
+
+        Once is not enough before Python 3.12, as `Tasks` says: a member whose wait has ended in this very moment keeps
+        on looking for its coordinator. Nothing else takes time here, so that it would do so for ever.
+        """
+        left: set[asyncio.Task[Any]] = set()
+        for _ in range(CANCELS):
+            left = asyncio.all_tasks() - {cast("Any", asyncio.current_task())}
+            if not left:
+                return
+            for task in left:
+                task.cancel()
+            await asyncio.wait(left, timeout=CANCEL_AGAIN_S)
+        raise Stuck(f"cancelled {CANCELS} times, and still there: {left}")
+
+    def states(self) -> str:
+        """Return the seed, and the state of every member that has power."""
+        alive = [node.state() for node in self.nodes.values() if address_of(node.name) in self.network.agents]
+        waiting = Counter(task.get_name() for task in asyncio.all_tasks(self.loop))
+        tasks = ", ".join(f"{count} x {name}" for name, count in waiting.most_common() if not name.startswith("Task-"))
+        return "\n".join([f"{self.hosts} hosts, seed {self.seed}, {self.loop.time():.2f} s", *alive, f"tasks: {tasks}"])
 
     # What happens
 
@@ -758,7 +804,7 @@ class Job:
         end = self.loop.time() + patience_s
         while not happens():
             if self.loop.time() > end:
-                raise Stuck("; ".join([f"it has not happened within {patience_s:g} s", *self.loop.failures[:1]]))
+                raise Stuck(f"it has not happened within {patience_s:g} s")
             await asyncio.sleep(0.05)
 
     async def up(self) -> None:
@@ -943,8 +989,8 @@ Run = dict[str, "Figures | None"]
 """By scene; None: it was given up."""
 
 
-def simulate(hosts: int, scenes: Mapping[str, Act], **how: bool) -> Run:
-    """Return what each scene took, in turn, up to the first that is given up."""
+def simulate(hosts: int, scenes: Mapping[str, Act], **how: Any) -> Run:
+    """Return what each scene took, in turn, up to the first that is given up; raises Stuck. `how`: see Job."""
     run: Run = {}
     with (
         tempfile.TemporaryDirectory(prefix="scale-", dir=MEMORY if MEMORY.is_dir() else None) as folder,
@@ -955,8 +1001,11 @@ def simulate(hosts: int, scenes: Mapping[str, Act], **how: bool) -> Run:
                 figures = job.measure(lambda act=act: act(job))  # type: ignore[misc]
                 run[name] = figures.per_second() if "second" in name else figures
             except TooLong:
+                print(f"{name}: given up after {LIMIT_S:g} s of the processor\n{job.states()}", file=sys.stderr)
                 run[name] = None
                 return run
+            except Stuck as stuck:
+                raise Stuck("\n".join([f"{name}: {stuck}", *job.loop.failures[:1], job.states()])) from stuck
     return run
 
 

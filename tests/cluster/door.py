@@ -398,13 +398,14 @@ class Operator:
         path = self.door.directory / f"agent{len(self._agents)}"
         path.unlink(missing_ok=True)
         agent = subprocess.Popen(
-            ["ssh-agent", "-D", "-a", str(path)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+            ["ssh-agent", "-D", "-a", str(path)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
         )
         self._agents.append(agent)
-        end = time.monotonic() + 10
-        while not path.is_socket():
-            assert time.monotonic() < end
-            time.sleep(0.004)  # nothing announces that it listens
+        assert agent.stdout is not None
+        # It says where it listens once it does; its socket is there before that, and refuses a connection.
+        with agent.stdout as said:
+            assert str(path) in said.readline()
+            said.readline()
         environment = {**os.environ, "SSH_AUTH_SOCK": str(path)}
         subprocess.run(["ssh-add", "-q", *map(str, keys)], env=environment, stdin=subprocess.DEVNULL, check=True)
         return path

@@ -587,7 +587,9 @@ def test_the_screen_asks_at_first_and_later_only_when_it_is_called(site: Site) -
         assert site.door.password not in tty.text
         assert site.since(before) == [1, 1, 1]
         # Before its own connection is open, its lines come through the other host, and its questions are its first.
-        until(lambda: tty.shows(r"gpu2 [^g]{10,60} ok "), "gpu2 is not connected")
+        tty.press("2", "node gpu1")
+        tty.send(b"\x1b[B")
+        until(lambda: tty.shows(r"(?s)node gpu2((?!node gpu1).)*agent answers"), "gpu2 is not connected")
         tty.forget()
         site.exit_masters("gpu2")
         tty.until("needs your answer")
@@ -597,7 +599,7 @@ def test_the_screen_asks_at_first_and_later_only_when_it_is_called(site: Site) -
         tty.forget()
         tty.send(site.typed.replace("\n", "\r").encode())
         until(lambda: site.since(before) == [1, 1, 2], "gpu2 is not connected again")
-        tty.press("2", "gpu2")
+        tty.press("3", "gpu2")
         assert site.door.password not in tty.text
         tty.leave()
 

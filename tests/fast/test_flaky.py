@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TESTS = """
 from pathlib import Path
 
@@ -31,3 +33,30 @@ def test_a_test_that_failed_is_tried_once_more(tmp_path: Path, repository: Path)
     )
     lines = [line for line in second.stdout.splitlines() if line.startswith("FLAKY")]
     assert (second.returncode, lines) == (1, ["FLAKY test_it.py::test_once"])
+
+
+# How a worker of pytest-xdist dies: in a test, or while it looks for tests.
+DEATHS = {
+    "in a test": "def test_dies():\n    os.kill(os.getpid(), 9)",
+    "as it collects": "if os.environ['PYTEST_XDIST_WORKER'] == 'gw0':\n    os.kill(os.getpid(), 9)",
+}
+OTHERS = "\n@pytest.mark.parametrize('n', range(8))\ndef test_other(n):\n    time.sleep(0.05)\n"
+
+
+@pytest.mark.parametrize("how", DEATHS)
+def test_a_run_ends_although_a_worker_dies_and_nothing_of_it_is_tried_again(
+    tmp_path: Path, repository: Path, how: str
+) -> None:
+    (tmp_path / "test_it.py").write_text(f"import os, time, pytest\n{DEATHS[how]}\n{OTHERS}")
+    settings = ["-c", str(repository / "pyproject.toml"), "--rootdir", str(tmp_path), "-p", "tests.conftest"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *settings, "-n", "2", "--dist", "loadgroup", "test_it.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(repository)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    # With another status than that of tests that fail, `make suite` forgets which ones did.
+    assert done.returncode not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED), done.stdout

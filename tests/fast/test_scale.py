@@ -5,7 +5,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import functools
+
+import pytest
 
 from tests.bench import scale
 
@@ -83,3 +87,32 @@ def test_an_election_asks_each_node_a_few_times() -> None:
     assert asked["vote"] <= 8 * voters
     assert asked["who"] <= 8 * voters
     assert asked["announce"] <= voters
+
+
+def test_a_scene_that_does_not_end_fails_with_the_state_of_every_member() -> None:
+    with pytest.raises(scale.Stuck) as stuck:
+        scale.simulate(FEW, {"up": scale.Job.up, "never": lambda job: job.until(lambda: False)}, seed=7)
+    name, seed, *states, tasks = str(stuck.value).splitlines()
+    assert name == "never: it has not happened within 600 s"
+    assert seed.startswith(f"{FEW} hosts, seed 7, ")
+    assert [state.split(" in term 1")[0] for state in states] == [
+        "n1: coordinator",
+        *(f"n{number}: member" for number in range(2, FEW + 1)),
+    ]
+    assert f"{FEW} x lease" in tasks
+
+
+def test_a_scene_ends_although_a_task_goes_on_when_it_is_cancelled() -> None:
+    async def goes_on_once(job: scale.Job) -> None:
+        async def look() -> None:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(scale.LIMIT_S)
+            while True:
+                await asyncio.sleep(1.0)
+
+        left.append(asyncio.ensure_future(look()))
+        await asyncio.sleep(1.0)
+
+    left: list[asyncio.Future[None]] = []
+    scale.simulate(2, {"up": scale.Job.up, "a task is left": goes_on_once})
+    assert left[0].cancelled()
