@@ -123,12 +123,15 @@ def _remove_environments(home: Home) -> int:
     from remote_agent.runtime.environments import Environments
     from remote_agent.runtime.runtime import used_by
 
+    def used() -> set[str]:
+        return {digest for name in home.job_names() for digest in used_by(home.job(name))}
+
     all_here, size = Environments(home), 0
     all_here.end_orphans()
-    for path in all_here.unused({digest for name in home.job_names() for digest in used_by(home.job(name))}):
+    for path in all_here.unused(used()):
         freed = _size(path)
         with contextlib.suppress(OSError, Problem):
-            size += freed if all_here.remove(path) else 0
+            size += freed if all_here.remove(path, used) else 0
     return size
 
 

@@ -162,20 +162,19 @@ class Environments:
         # It may read many files of a slow disk.
         return self._complete(await asyncio.to_thread(self._request, wanted))
 
-    async def ensure(self, wanted: Wanted, say: Callable[[str], None]) -> Environment:
+    async def ensure(self, wanted: Wanted, say: Callable[[str], None], claim: Callable[[str], None]) -> Environment:
         """Return the environment, which is built if it is absent; raises Problem. `say` gets short lines of progress.
 
+        `claim` notes who uses the digest, while nobody may remove it.
         After a cancellation no process of the build is left.
         """
         request = await asyncio.to_thread(self._request, wanted)
-        ready = self._complete(request)
-        if ready is not None:
-            return ready
         with _as_problem():
             self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = os.open(self._root / f"{request.digest}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             await _wait_for(lock, self._root / request.digest, say)
+            claim(request.digest)
             return self._complete(request) or await self._build(request, lock, say)
         finally:
             os.close(lock)
@@ -188,14 +187,15 @@ class Environments:
         """Return the environments that no job uses, and what killed builds have left; nothing that is being built."""
         return [path for path in self._entries() if path.name not in used and not self._is_locked(path.name)]
 
-    def remove(self, path: Path) -> bool:
-        """Remove what `unused` returned; False if somebody builds that environment now. Raises OSError, Problem.
+    def remove(self, path: Path, used: Callable[[], Collection[str]]) -> bool:
+        """Remove what `unused` returned; False if somebody builds that environment, or has claimed it since.
 
+        Raises OSError, Problem.
         It loses its name first, so that nobody sees half of it.
         """
         lock = self._open_lock(path.name)
         try:
-            if lock is not None and not try_lock(lock):
+            if lock is not None and (not try_lock(lock) or path.name in used()):
                 return False
             if len(path.name) == DIGEST_LENGTH:
                 aside = path.with_name(f"{path.name}.{secrets.token_hex(4)}.building")

@@ -195,22 +195,20 @@ class InEnvironment(Runtime):
         return None if found is None else found.digest
 
     async def _make(self, say: Say, version: str) -> str:
-        made = await self._all.look(self._wanted(version))
-        if made is None:
-            made = await self._all.ensure(self._wanted(version), say)
-            self._note_use(made)
+        was_here = await self._all.look(self._wanted(version)) is not None
+        made = await self._all.ensure(self._wanted(version), say, self._note_use)
+        if not was_here:
             say("loading torch for the first time")
             # What a first import compiles and reads is there when ranks wait for it. They report if it fails.
             with contextlib.suppress(OSError, asyncio.TimeoutError):
                 await run_program([str(made.python), "-c", "import torch"], FIRST_S)
-        self._note_use(made)
         return made.digest
 
-    def _note_use(self, made: Environment) -> None:
+    def _note_use(self, digest: str) -> None:
         """Note that the job uses an environment, which stays as long as the job's files do."""
-        if self._job is not None and made.digest not in used_by(self._job):
+        if self._job is not None and digest not in used_by(self._job):
             with open(self._job.uses, "a", encoding="ascii") as file:
-                file.write(f"{made.digest}\n")
+                file.write(f"{digest}\n")
 
     async def start(self, *words: str, more: Mapping[str, str] | None = None) -> Start:
         made = await self._now()

@@ -79,7 +79,7 @@ from remote_agent.runtime.environments import Environments, Wanted
 print("started", flush=True)
 wanted = Wanted(sys.argv[2], (), Path(sys.argv[3]))
 say = lambda text: print(text, flush=True)
-print("ready", asyncio.run(Environments(Home(Path(sys.argv[1]))).ensure(wanted, say)).path, flush=True)
+print("ready", asyncio.run(Environments(Home(Path(sys.argv[1]))).ensure(wanted, say, lambda _: None)).path, flush=True)
 """
 
 
@@ -113,6 +113,7 @@ class Site:
         self.calls = root / "calls"
         self.bin = root / "bin"
         self.said: list[str] = []
+        self.claimed: list[str] = []
         for folder in (self.wheels, self.tree, self.bin):
             folder.mkdir()
         _wheel(self.wheels, "small")
@@ -152,7 +153,13 @@ class Site:
 
     async def ensure(self, wanted: Wanted) -> Environment:
         """Build it if need be; what was said is remembered."""
-        return await self.environments.ensure(wanted, self.said.append)
+        return await self.environments.ensure(wanted, self.said.append, self.claim)
+
+    def claim(self, digest: str) -> None:
+        """Note a use, while `clean` cannot remove what is used."""
+        found = self.home.environments / digest
+        assert not found.exists() or not self.environments.remove(found, list)
+        self.claimed.append(digest)
 
     def builds(self) -> int:
         """How often uv has filled an environment."""
@@ -250,6 +257,7 @@ async def test_a_project_is_installed_and_its_code_stays_in_the_tree(site: Site)
     # Code that comes later is seen without a build.
     site.write({"src/mine/later.py": "WORD = 'later'"})
     assert await site.ensure(site.wanted()) == ready
+    assert site.claimed == [ready.digest] * 2
     assert _runs(ready, "import mine.later; print(mine.later.WORD)") == "later"
     assert site.builds() == 1
     assert any(text.startswith("installed 4 packages in") for text in site.said)
@@ -581,7 +589,7 @@ async def test_a_killed_build_leaves_nothing_that_is_used(site: Site) -> None:
     moments = random.Random(7)
     for number in range(10):
         for path in site.environments.unused([]):
-            assert site.environments.remove(path)
+            assert site.environments.remove(path, list)
         assert site.left() == []
         with agent() as killed:
             time.sleep((number + moments.random()) / 10 * took * 0.9)
@@ -706,9 +714,10 @@ async def test_unused_environments_are_found_but_none_that_is_being_built(site: 
     try:
         assert try_lock(lock)
         assert sorted(site.environments.unused([first.digest])) == sorted([left, second.path])
-        assert not site.environments.remove(busy)
-        assert site.environments.remove(second.path)
-        assert site.environments.remove(left)
+        assert not site.environments.remove(busy, list)
+        assert not site.environments.remove(second.path, lambda: [second.digest]), "a job has claimed it since"
+        assert site.environments.remove(second.path, list)
+        assert site.environments.remove(left, list)
         assert site.environments.unused([first.digest]) == []
         assert await site.environments.look(site.wanted("other.txt")) is None
         assert await site.environments.look(site.wanted("requirements.txt")) == first

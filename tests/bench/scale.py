@@ -90,6 +90,14 @@ _host: contextvars.ContextVar[str] = contextvars.ContextVar("host", default="")
 """The host whose work is done."""
 
 
+TRACEBACK = """Traceback (most recent call last):
+  File "/home/user/job/train.py", line 212, in <module>
+    main()
+  File "/home/user/job/train.py", line 97, in main
+    loss = step(model, next(batches))
+"""
+
+
 class TooLong(Exception):
     """A scenario has taken more of the processor than it may."""
 
@@ -378,6 +386,7 @@ class Engine:
         self.pace_s = 0.02 + SPREAD_S * (number * 0.618034 % 1.0)
         self.ready, self.ended = asyncio.Event(), asyncio.Event()
         self.ranks: list[dict[str, int]] = []
+        self.generation = -1
         self.begun = 0.0
         self._tasks = Tasks()
 
@@ -402,6 +411,7 @@ class Engine:
         if op == "prepare":
             return {"port": 29500}
         if op == "go":
+            self.generation = int(args["generation"])
             first, self.begun = int(args["base_rank"]), clocks.now()
             each = range(int(args["local_world_size"]))
             self.ranks = [{"rank": first + one, "local_rank": one, "pid": 5000 + first + one} for one in each]
@@ -414,6 +424,18 @@ class Engine:
         for one in exits:
             await self._notice("exited", {"generation": int(args["generation"]), "exit": one})
         return {"exits": exits}
+
+    async def fail(self, error: str) -> None:
+        """Report that all ranks have failed, each with this exception."""
+        await asyncio.sleep(self.pace_s)
+        ranks, self.ranks = self.ranks, []
+        for rank in ranks:
+            message = error.format(rank=rank["rank"])
+            trace = TRACEBACK + message
+            failed = {"code": 1, "signal": None, "stopped_by_us": False, "tail": trace, "t_ns": time.time_ns()}
+            document = {"message": message, "callstack": trace, "timestamp_ns": time.time_ns()}
+            one = {**_exit(rank), **failed, "error": document, "asked_ns": None}
+            await self._notice("exited", {"generation": self.generation, "exit": one})
 
     async def _begin(self, generation: int) -> None:
         await asyncio.sleep(0.1)
@@ -875,6 +897,11 @@ class Job:
         self.nodes["n1"].request("restart")
         await self._until_event(EventType.PROCESS_GROUP_UP)
 
+    async def fail(self, error: str) -> None:
+        """Let all ranks fail, until the next group has formed its process group."""
+        failing = [node.engine.fail(error) for node in self.nodes.values()]
+        await asyncio.gather(*failing, self._until_event(EventType.PROCESS_GROUP_UP))
+
     async def watched(self, operators: int = OPERATORS, virtual_s: float = 4.0) -> None:
         """Let some time pass while operators watch the job through the coordinator's node."""
         coordinator = self.nodes["n1"]
@@ -975,6 +1002,8 @@ SCENES: dict[str, Act] = {
     "a second of waiting": lambda job: job.quiet(4.0),
     "the node is back, until they train": lambda job: job.back(["n3"]),
     "a restart, until they train": Job.restart,
+    "all ranks fail alike, until they train": lambda job: job.fail("KeyError: 'labels'"),
+    "all ranks fail differently, until they train": lambda job: job.fail("ValueError: bad sample {rank} of {rank}"),
     f"a second with {OPERATORS} operators": Job.watched,
     _LOOK: Job.look,
     "half of the nodes lost and back": lambda job: job.back([f"n{number}" for number in range(2, job.hosts, 2)]),
