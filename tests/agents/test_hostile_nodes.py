@@ -339,7 +339,7 @@ async def test_nothing_grows_without_an_end(tmp_path: Path, monkeypatch: pytest.
         assert peers.members["x7"]["address"] == "127.0.0.7"
 
         warnings, said = Notices(), list[Any]()
-        warnings.start(SimpleNamespace(report=lambda *each: said.append(each)))  # type: ignore[arg-type]
+        warnings.start(SimpleNamespace(report=lambda *each: said.append(each)))
         for number in range(1000):
             warnings.tell("x", f"snapshot {number}")
             warnings.tell("x", f"snapshot {number}")
