@@ -174,13 +174,14 @@ async def _write_node(
 
 
 class _Files:
-    """The files of nodes in a bundle while they are written, one after the other."""
+    """The files of nodes in a bundle while they are written, one after the other, without what looks like a secret."""
 
     def __init__(self, file: zipfile.ZipFile) -> None:
         self.places: dict[str, list[int]] = {}
         self._file = file
         self._name = ""
-        self._member: _Member | None = None
+        self._out: IO[bytes] | None = None
+        self._rest = b""
 
     def put(self, name: str, about: list[int], data: bytes) -> None:
         """Write the next bytes of the file that is written, or the first ones of another."""
@@ -189,54 +190,42 @@ class _Files:
             self._name = name
             # A node could name any path.
             if _MEMBER.fullmatch(name) and name not in self.places:
-                self._member, self.places[name] = _Member(self._file, name), about
-        if self._member is not None:
-            self._member.write(data)
+                self.places[name] = about
+                info = zipfile.ZipInfo(name, time.localtime()[:6])
+                info.compress_type = zipfile.ZIP_DEFLATED
+                self._out = self._file.open(info, "w", force_zip64=True)
+        if self._out is not None:
+            data = self._rest + data
+            end = self._judged(data)
+            self._out.write(self._cleaned(data[:end]))
+            self._rest = data[end:]
 
     def close(self) -> None:
         """Write the rest of the last file."""
-        self._name, member, self._member = "", self._member, None
-        if member is not None:
-            member.close()
+        if self._out is not None:
+            self._out.write(self._cleaned(self._rest))
+            self._out.close()
+        self._name, self._out, self._rest = "", None, b""
 
-
-class _Member:
-    """One file of a bundle while it is written; what looks like a secret is not."""
-
-    def __init__(self, file: zipfile.ZipFile, name: str) -> None:
-        info = zipfile.ZipInfo(name, time.localtime()[:6])
-        info.compress_type = zipfile.ZIP_DEFLATED
-        self._out = file.open(info, "w", force_zip64=True)
-        self._kind = Path(name).suffix
-        self._rest = b""
-
-    def write(self, data: bytes) -> None:
-        """Write what can be judged by itself, such as whole lines, and keep the rest."""
-        if self._kind in (".bin", ".idx"):
-            self._out.write(data)
-            return
-        data = self._rest + data
-        if self._kind == ".json":
-            end = 0 if len(data) <= DOCUMENT_BYTES else len(data)
-        else:
-            end = data.rfind(b"\n") + 1
-            key = data.rfind(b"-----BEGIN ")
-            if key >= 0 and b"-----END " not in data[key:]:
-                end = min(end, key)
-            if len(data) - end > HELD_BYTES:
-                end = len(data)
-        self._out.write(self._cleaned(data[:end]))
-        self._rest = data[end:]
-
-    def close(self) -> None:
-        """Write the rest."""
-        self._out.write(self._cleaned(self._rest))
-        self._out.close()
+    def _judged(self, data: bytes) -> int:
+        """Return how many bytes can be judged by themselves, such as whole lines."""
+        if self._name.endswith((".bin", ".idx")):
+            return len(data)
+        if self._name.endswith(".json"):
+            return 0 if len(data) <= DOCUMENT_BYTES else len(data)
+        end = data.rfind(b"\n") + 1
+        key = data.rfind(b"-----BEGIN ")
+        if key >= 0 and b"-----END " not in data[key:]:
+            end = min(end, key)
+        return len(data) if len(data) - end > HELD_BYTES else end
 
     def _cleaned(self, data: bytes) -> bytes:
-        if self._kind == ".jsonl":
+        kind = Path(self._name).suffix
+        if kind == ".jsonl":
             return b"".join(map(_clean_document, data.splitlines(keepends=True)))
-        return _clean_document(data) if self._kind == ".json" else redact.same_length(data)
+        if kind == ".json":
+            return _clean_document(data)
+        return data if kind in (".bin", ".idx") else redact.same_length(data)
 
 
 def _clean_document(data: bytes) -> bytes:

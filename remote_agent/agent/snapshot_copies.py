@@ -53,6 +53,8 @@ HEAD_TIMEOUT_S = 10.0
 SHARDS_TIMEOUT_S = 60.0
 # A link that sends nothing for this long is given up.
 PIECE_TIMEOUT_S = 30.0
+# So many warnings, and refused snapshots, are remembered; what is forgotten may be said, or tried, once more.
+MOST_TOLD = 256
 
 
 class Reporter(Protocol):
@@ -89,6 +91,8 @@ class Notices:
     def tell(self, kind: str, message: str, about: str = "") -> None:
         """Have a warning written, unless that is done."""
         if self._member is not None and (kind, about or message) not in self._told:
+            if len(self._told) >= MOST_TOLD:
+                self._told.clear()
             self._told.add((kind, about or message))
             self._member.report("notice", {"kind": kind, "message": message})
 
@@ -209,6 +213,7 @@ class SnapshotCopies:
             # It is offered again and continues where it was cut, unless its node now offers newer ones.
             log.info("snapshot %s from %s: %s", name, node, error)
         except (OSError, Problem) as error:
+            self._refused = dict([*self._refused.items()][1 - MOST_TOLD :])
             self._refused[name] = str(error)
             self._notices.tell(SNAPSHOT_NOT_KEPT, f"a copy of a snapshot of {node} is not kept here: {error}", node)
             await self._changes.make(self._background.run, self._store.give_up, name)

@@ -77,8 +77,8 @@ class Election:
         self._not_before = 0.0
         self._refusal = ""
         self._asked_at = 0.0
-        self._lost = 0
-        """How many elections this node has lost since it last followed a coordinator."""
+        self._pause_s = ELECTION_PAUSE_S
+        """Grows with each election that this node has lost since it last followed a coordinator."""
         self._stood: dict[str, float] = {}
         """Who has asked whether it would get our vote, and when first."""
         ballot.on_change(self._follow_another)
@@ -91,7 +91,7 @@ class Election:
 
     def _follow_another(self, _coordinator: str) -> None:
         self._stood.clear()
-        self._lost = 0
+        self._pause_s = ELECTION_PAUSE_S
 
     def note_trouble(self, text: str) -> None:
         """Note what keeps this node from a coordinator; "" for nothing."""
@@ -173,10 +173,9 @@ class Election:
                 log.info("not elected: %s", refusal)
             self._refusal = refusal
         finally:
-            self._lost += 1
-            pause_s = ELECTION_PAUSE_S
-            if len(self._peers.members) > OFTEN:
-                pause_s = random.uniform(0.5, 1.0) * min(LONGEST_PAUSE_S, pause_s * 2**self._lost)
+            self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
+            many = len(self._peers.members) > OFTEN
+            pause_s = random.uniform(0.5, 1.0) * self._pause_s if many else ELECTION_PAUSE_S
             self._not_before = clocks.now() + pause_s + member.stagger_s(place)
 
     async def stand(self, force: bool = False, given_up: Collection[str] = ()) -> str:

@@ -32,6 +32,8 @@ CONNECT_TIMEOUT_S = 5.0
 ASK_TIMEOUT_S = 5.0
 # This many other nodes are asked at once: a handshake takes a millisecond or two of this node's processor.
 MAX_ASKED = 64
+# Of so many nodes addresses are known, and of no more: who may announce names could invent them.
+MOST_MEMBERS = 16384
 # The bits of a certificate's serial number below the time at which it was issued.
 SERIAL_BITS = 64
 
@@ -88,8 +90,10 @@ class Peers:
         """
         if certain:
             self._certain.update({name: dict(where) for name, where in members.items()})
+        is_full = len(self.members) >= MOST_MEMBERS
+        known = {name: dict(where) for name, where in members.items() if not is_full or name in self.members}
         # Others may have stale facts about this node's own agent, from before its last start.
-        self.members.update({**{name: dict(where) for name, where in members.items()}, **self._own})
+        self.members.update({**known, **self._own})
         if not self._writing and self.members != self._written:
             self._writing = True
             self._tasks.spawn(self._write(), "write the members")

@@ -99,18 +99,15 @@ class InPlace:
         self._listed = None if listed is None else [*listed.files, *listed.links]
 
     def read(self, path: str) -> bytes | None:
-        """Return the content of a file; None if there is none. Raises OSError."""
         try:
             return (self._root / path).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def has(self, path: str) -> bool:
-        """Return whether there is such a file."""
         return (self._root / path).is_file()
 
     def below(self, folder: str) -> list[str]:
-        """Return the files and symbolic links of a folder, sorted, without caches; raises OSError, Problem."""
         if self._listed is not None:
             return [path for path in _within(self._listed, folder) if os.path.lexists(self._root / path)]
         paths: list[str] = []
@@ -138,24 +135,20 @@ class InPlace:
                 yield f"{base}{entry.name}"
 
     def size(self, path: str) -> int:
-        """Return a file's size; raises OSError."""
         return os.lstat(self._root / path).st_size
 
     def link(self, path: str) -> str | None:
-        """Return where a symbolic link points to; None if it is none."""
         try:
             return os.readlink(self._root / path)
         except OSError:
             return None
 
     def sha256(self, path: str) -> str:
-        """Return the hash of a file's content; raises OSError."""
         place = self._root / path
         info = place.stat()
         return _hash_once(place, info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
 
     def copy(self, path: str, target: Path) -> None:
-        """Copy a file, or a symbolic link as such, to an absent path; raises OSError."""
         shutil.copy2(self._root / path, target, follow_symlinks=False)
 
 
@@ -175,12 +168,10 @@ class Kept:
         return path if path in self._manifest.files else None
 
     def read(self, path: str) -> bytes | None:
-        """Return the content of a file; None if there is none. Raises OSError."""
         file = self._file(path)
         return None if file is None else (self._blobs / self._manifest.files[file].sha256).read_bytes()
 
     def has(self, path: str) -> bool:
-        """Return whether there is such a file."""
         return self._file(path) is not None
 
     def below(self, folder: str) -> list[str]:
@@ -193,7 +184,6 @@ class Kept:
         return self._manifest.files[path].size if link is None else len(link)
 
     def link(self, path: str) -> str | None:
-        """Return where a symbolic link points to; None if it is none."""
         return self._manifest.links.get(path)
 
     def sha256(self, path: str) -> str:
@@ -201,7 +191,6 @@ class Kept:
         return self._manifest.files[path].sha256
 
     def copy(self, path: str, target: Path) -> None:
-        """Copy a file, or a symbolic link as such, to an absent path; raises OSError."""
         link = self.link(path)
         if link is not None:
             target.symlink_to(link)

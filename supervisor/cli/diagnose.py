@@ -6,8 +6,8 @@ In: paths. Out: the verdicts as text or JSON, a progress bar on a terminal.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -111,11 +111,9 @@ def _nccl(facts: NcclSummary | None) -> list[str]:
     ]
 
 
-@contextmanager
-def _bar(paths: Sequence[Path]) -> Iterator[Callable[[int], None]]:
+def _bar(paths: Sequence[Path]) -> AbstractContextManager[Callable[[int], None]]:
     """Show how much has been read, on a terminal."""
     from supervisor.postmortem.files import find, total_size
 
     size = total_size(find(paths)) if err_is_terminal() else 0
-    with progress_bar("reading", size) if size >= BAR_BYTES else nullcontext(lambda _bytes: None) as progress:
-        yield progress
+    return progress_bar("reading", size) if size >= BAR_BYTES else nullcontext(lambda _bytes: None)

@@ -204,7 +204,6 @@ class Hub:
             await self.settle([link.view.name for link in links])
 
     def way_to(self, name: str) -> tuple[HostLink, str] | None:
-        """Return a link whose agent passes requests on to this host's, and the node there; None: there is none."""
         return None if self.launching else self._doors.way_to(name)
 
     async def until_current(self) -> None:

@@ -383,7 +383,6 @@ class RelayedChannel:
     async def call(
         self, op: str, args: Mapping[str, object] | None = None, body: bytes = b"", timeout: float = 30.0
     ) -> Answer:
-        """Return the answer to one request; raises MalformedAnswer, CallFailed, ChannelClosed, asyncio.TimeoutError."""
         async with self._channel.passing, aclosing(self.stream(op, args)) as items:
             answer = await asyncio.wait_for(anext(items, None), timeout)
         if answer is None:
@@ -391,7 +390,6 @@ class RelayedChannel:
         return answer
 
     async def stream(self, op: str, args: Mapping[str, object] | None = None) -> Items:
-        """Yield the items of one request; raises MalformedAnswer, CallFailed, ChannelClosed."""
         request = {"node": self._node, "op": op, "args": args or {}}
         try:
             async with aclosing(self._channel.stream("relay", request)) as items:

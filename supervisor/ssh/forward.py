@@ -64,7 +64,6 @@ class Forward:
 
     @property
     def url(self) -> str:
-        """The address for a browser on this machine."""
         return f"http://{HERE}:{self.local}"
 
     async def open(self, local: int | None) -> None:

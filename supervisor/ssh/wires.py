@@ -172,7 +172,6 @@ class SshWire:
         return await asyncio.wait_for(opening, OPEN_DEADLINE_S)
 
     async def wait_exit(self) -> int | None:
-        """Return the exit code, None when there is none, negative for a signal."""
         await self._process.wait_closed()
         # Its last output may still be on its way.
         await asyncio.wait([self._collecting], timeout=CLOSE_DEADLINE_S)

@@ -195,7 +195,6 @@ class SupervisorApp(App[int], inherit_bindings=False):
 
     @property
     def bundle_text(self) -> str:
-        """When the bundle that is shown was made; "" on a job."""
         made_s = self.source.made_s
         return "" if made_s is None else f"BUNDLE of {values.local_time_ns(int(made_s * 1e9)):%Y-%m-%d %H:%M}"
 
@@ -246,7 +245,6 @@ class SupervisorApp(App[int], inherit_bindings=False):
         self.call_after_refresh(_settle_memory)
 
     def look_again(self) -> None:
-        """Redraw the visible screen soon."""
         self._redraw_wanted = True
         self.call_next(self.tick)
 
@@ -313,7 +311,6 @@ class SupervisorApp(App[int], inherit_bindings=False):
 
     @property
     def paused_s(self) -> float | None:
-        """Seconds since the user froze the display; None while it is live."""
         return None if self._paused_at is None else time.monotonic() - self._paused_at
 
     def action_pause(self) -> None:
@@ -344,12 +341,10 @@ class SupervisorApp(App[int], inherit_bindings=False):
                 self.copy(text)
 
     async def lend(self, use: Callable[[terminal.Lent], Awaitable[None]]) -> None:
-        """Take the screen off the terminal while it is used; raises what `use` raises, SuspendNotSupported."""
         await terminal.lend(self, use)
 
     @property
     def active_screen(self) -> LiveScreen | None:
-        """The screen of the job that is visible, under a dialog or not."""
         for screen in reversed(self.screen_stack):
             if isinstance(screen, LiveScreen):
                 return screen
@@ -384,7 +379,6 @@ class SupervisorApp(App[int], inherit_bindings=False):
         self.notify(safe, title=clean(title), severity=level, timeout=seconds, markup=False)
 
     def unsay(self, title: str) -> None:
-        """Remove the notices with this title."""
         for notice in [notice for notice in self._notifications if notice.title == title]:
             self._unnotify(notice)
 
@@ -484,7 +478,6 @@ class SupervisorApp(App[int], inherit_bindings=False):
 
     @property
     def has_way_back(self) -> bool:
-        """Whether there is another screen to go back to."""
         return bool(self._history) or self.current_mode != self._first
 
     @property
@@ -519,15 +512,12 @@ class SupervisorApp(App[int], inherit_bindings=False):
         self.call_later(later)
 
     def open_log(self, target: Target, generation: int | None = None, streams: tuple[str, ...] | None = None) -> None:
-        """Show the log of a rank, a node or all ranks."""
         self._open_on("logs", lambda screen: _logs(screen).open_target(target, generation, streams or BOTH))
 
     def open_place(self, place: LogPlace) -> None:
-        """Show one line of a log."""
         self._open_on("logs", lambda screen: _logs(screen).open_place(place))
 
     def go_to_time(self, time_s: float) -> None:
-        """Show what all ranks printed at a time."""
         self._open_on("logs", lambda screen: _logs(screen).open_time(int(time_s * 1e9)))
 
     def open_incident(self, number: object = None) -> None:
@@ -535,7 +525,6 @@ class SupervisorApp(App[int], inherit_bindings=False):
         self._open_on("incident", lambda screen: _incident(screen).open(number))
 
     def open_ranks_of(self, node: str) -> None:
-        """Show the ranks with the first rank of a node selected."""
         row = self.job_view.nodes_by_name.get(node)
         if row is None or not row.ranks:
             self.open_log(Target(node))
@@ -555,19 +544,16 @@ class SupervisorApp(App[int], inherit_bindings=False):
 
     @property
     def event_rows(self) -> Sequence[JournalEvent]:
-        """The journal, an incident as one row."""
         self._event_rows.follow(self.source.events)
         return self._event_rows.rows
 
     def target_of_event(self, index: Hashable) -> Target:
-        """Return the node and rank of an event."""
         events = self.event_rows
         if not isinstance(index, int) or not 0 <= index < len(events):
             return Target()
         return Target(events[index]["node"] or None, events[index]["rank"])
 
     def open_event(self, index: Hashable) -> None:
-        """Show what an event is about: the incident, or the log."""
         events = self.event_rows
         if isinstance(index, int) and 0 <= index < len(events) and events[index]["type"] == EventType.INCIDENT:
             self.open_incident(events[index]["detail"]["id"])
@@ -616,7 +602,6 @@ class SupervisorApp(App[int], inherit_bindings=False):
         ActionDialogs(self).leave()
 
     def switch_to(self, choice: JobChoice) -> None:
-        """Detach, and show another job."""
         if self.source.launching:
             self.say("the launch is still running; q aborts it", level="warning")
             return
@@ -624,7 +609,6 @@ class SupervisorApp(App[int], inherit_bindings=False):
         self.exit(DETACHED)
 
     def leave_at_end(self, wanted: bool) -> None:
-        """Exit as soon as the job has ended, or do not."""
         self._leave_when_ended = wanted
 
 

@@ -14,6 +14,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from cryptography import x509
 from remote_agent.agent import metrics
 from remote_agent.agent.agent import Agent
 from remote_agent.agent.coordinator_shell import Coordinator
+from remote_agent.agent.snapshot_copies import MOST_TOLD, Notices
 from remote_agent.base import clocks
 from remote_agent.coordinator import inputs
 from remote_agent.coordinator.journal import read_records
@@ -324,6 +326,32 @@ async def test_addresses_are_learned_only_with_a_term_that_is_followed(tmp_path:
         assert (one.context.ballot.view.term, one.context.peers.members) == (5, known)
         await one.member.handler("n2")("announce", {"term": 6, "coordinator": "n2", "members": wrong}, b"")
         assert one.context.peers.members["n2"] == wrong["n2"]
+
+
+async def test_nothing_grows_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the pause of a node that loses elections for weeks, nor the names that others announce."""
+    async with agents(tmp_path, "n1") as (one,):
+        peers, election, now = one.context.peers, one.member.election, clocks.now()
+        for first in range(0, 60_000, 10_000):
+            peers.learn({f"x{number}": {"address": "127.0.0.1", "port": 9} for number in range(first, first + 10_000)})
+        assert len(peers.members) <= 30_000
+        peers.learn({"x7": {"address": "127.0.0.7", "port": 9}})
+        assert peers.members["x7"]["address"] == "127.0.0.7"
+
+        warnings, said = Notices(), list[Any]()
+        warnings.start(SimpleNamespace(report=lambda *each: said.append(each)))
+        for number in range(1000):
+            warnings.tell("x", f"snapshot {number}")
+            warnings.tell("x", f"snapshot {number}")
+        assert (len(said), len(warnings._told) <= MOST_TOLD) == (1000, True)
+
+        async def refused() -> str:
+            return "nobody answers"
+
+        monkeypatch.setattr(election, "stand", refused)
+        for _ in range(1100):
+            await election._try()
+        assert now < election._not_before < clocks.now() + 60
 
 
 async def test_a_removed_node_is_refused_until_it_has_a_new_certificate(tmp_path: Path) -> None:

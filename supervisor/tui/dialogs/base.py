@@ -142,7 +142,6 @@ class ButtonDialog(Dialog[str]):
                 yield Button(button.label, id=button.id, compact=True, classes="danger" if button.danger else "")
 
     def lay_out(self) -> None:
-        """Take as many lines as there is room for."""
         self.query_one("#facts", Static).update(self._text())
 
     def extra(self) -> Iterable[Widget]:
@@ -248,7 +247,6 @@ class RowsDialog(Dialog[None]):
         return ()
 
     def lay_out(self) -> None:
-        """Take as many lines as there is room for."""
         rows, picker = self.rows(), self.query_one(Picker)
         picker.styles.height = min(len(rows), max(3, self.app.size.height - 6))
         picker.show(range(len(rows)), lambda index: rows[index])
@@ -319,12 +317,10 @@ class Menu(Dialog[str]):
         self.tick()
 
     def lay_out(self) -> None:
-        """Take as many lines as there is room for."""
         self.tick()
         self.query_one(Picker).styles.height = min(len(self._items), max(3, self.app.size.height - 6))
 
     def tick(self) -> None:
-        """Update the dialog when the state of the job has changed."""
         items = list(self._make())
         self._items = {item.id: item for item in items}
         room = max((width_of(item.label) for item in items), default=0)

@@ -72,7 +72,6 @@ class CommandPalette(Dialog[str]):
         self._fill()
 
     def lay_out(self) -> None:
-        """Take as many lines as there is room for."""
         self._fill()
         self.query_one(Picker).styles.height = max(3, min(14, self.app.size.height - 7))
 

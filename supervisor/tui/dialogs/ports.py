@@ -78,7 +78,6 @@ class PortDialog(Dialog[Ports]):
         self.query_one("#box").border_subtitle = f"enter {ends}{copies}  esc closes"
 
     def lay_out(self) -> None:
-        """Take as many lines as there is room for."""
         lines = [f"{one.url} leads to port {one.port} of {one.node}" for one in self._forwards]
         rows = max(1, self.app.size.height - 8)
         if len(lines) > rows:

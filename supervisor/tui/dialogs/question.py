@@ -40,7 +40,6 @@ class QuestionDialog(Dialog[str]):
         self.query_one("#box").border_subtitle = "enter answers  esc does without this host"
 
     def lay_out(self) -> None:
-        """Take as many lines as there is room for."""
         lines = [part for line in self._question.prompt.strip().splitlines() for part in wrap(line, self.inner_width)]
         rows = max(1, self.app.size.height - 6)
         # What ssh wants to know comes last.

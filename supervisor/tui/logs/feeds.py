@@ -150,7 +150,6 @@ class RankFeed(Feed):
 
     @property
     def count(self) -> int:
-        """How many lines there are."""
         return self._total - self._first
 
     @property
@@ -173,7 +172,6 @@ class RankFeed(Feed):
         return max(0, key[3] - self._first)
 
     def row(self, index: int) -> LogRow | None:
-        """Return one line, or None while it is not loaded."""
         return self._row(index + self._first)
 
     def _row(self, line: int) -> LogRow | None:
@@ -204,12 +202,10 @@ class RankFeed(Feed):
             self._read = 0
 
     def note_read(self, rows: Sequence[LogRow]) -> None:
-        """Note which rows are in view: they are not new any more."""
         if self._read is not None:
             self._read = max(self._read, rows[-1].line + 1)
 
     def forget_new_lines(self) -> None:
-        """Count only later lines as new: the reader has returned to the end."""
         self._read = None
 
     async def seek(self, jump: Jump, rows: int) -> int:

@@ -135,12 +135,10 @@ class MergedFeed(Feed):
             self._has_new_lines, self._read_ns = False, self._edge(-1)
 
     def forget_new_lines(self) -> None:
-        """Count only later lines as new: the reader has returned to the end."""
         self._has_new_lines, self._read_ns, self._searched = False, None, None
 
     @property
     def has_returned_node(self) -> bool:
-        """Whether one of the absent nodes answers again."""
         return not self._absent_now.issuperset(self.absent)
 
     def _note(self, page: Page, *, at_end: bool) -> None:
