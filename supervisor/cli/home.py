@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from remote_agent.wire.documents import IncidentDocument, Status
     from supervisor.inventory import Host
     from supervisor.ssh import NodeLink
-    from supervisor.tui.source import HomeJob, SessionSource
+    from supervisor.tui.source import HomeJob
 
 # A host is asked for its jobs this often; one that does not answer is tried again after the second time, seconds.
 EVERY: Final = 3.0
@@ -250,7 +250,7 @@ def show(
         session = partial(Session, open_known(result.words), result.job, attach=mode, read_only=read_only)
 
 
-def print_next_steps(hosts: str | None, source: SessionSource, *, job_stays: bool) -> None:
+def print_next_steps(hosts: str | None, source: Session, *, job_stays: bool) -> None:
     """Leave on the terminal what the user of a screen needs next: the error of a launch, the command to attach."""
     from supervisor.cli.headless import attach_command
     from supervisor.wording.values import one_line

@@ -46,15 +46,17 @@ from supervisor.wording.incidents import is_open as is_open_incident
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from textual.dom import DOMNode
     from textual.filter import LineFilter
     from textual.screen import Screen
 
     from remote_agent.wire.documents import JournalEvent
+    from supervisor.session import Session
     from supervisor.ssh.questions import Question
     from supervisor.tui.rows.incident import LogPlace
-    from supervisor.tui.source import HomeSource, SessionContext, SessionSource
+    from supervisor.tui.source import HomeSource
 
 Typed = events.Key | events.Paste
 # Keys, Ctrl-C among them, wait at most this long for a screen, seconds.
@@ -140,7 +142,7 @@ class SupervisorApp(App[int], inherit_bindings=False):
 
     def __init__(
         self,
-        source: SessionSource,
+        source: Session,
         *,
         theme: str | None = None,
         read_only: bool = False,
@@ -636,14 +638,14 @@ def _settle_memory() -> None:
     gc.set_threshold(20_000, 20, 100)
 
 
-def _say_nothing(_source: SessionSource) -> None:
+def _say_nothing(_source: Session) -> None:
     """Leave the terminal as it was."""
 
 
 async def run_app(
-    session_factory: Callable[[], SessionContext],
-    make: Callable[[SessionSource], SupervisorApp],
-    on_exit: Callable[[SessionSource], None] = _say_nothing,
+    session_factory: Callable[[], AbstractAsyncContextManager[Session]],
+    make: Callable[[Session], SupervisorApp],
+    on_exit: Callable[[Session], None] = _say_nothing,
 ) -> int | JobChoice:
     """Show a session until the user leaves; returns the exit code, or the job to which the user switches.
 
@@ -660,12 +662,12 @@ async def run_app(
 
 
 def run_tui(
-    session_factory: Callable[[], SessionContext],
+    session_factory: Callable[[], AbstractAsyncContextManager[Session]],
     *,
     theme: str | None,
     read_only: bool,
     ascii_only: bool,
-    on_exit: Callable[[SessionSource], None] = _say_nothing,
+    on_exit: Callable[[Session], None] = _say_nothing,
     home: HomeSource | None = None,
     has_job: bool = True,
     job_stays: bool = True,
@@ -679,7 +681,7 @@ def run_tui(
     """
     config = keys.load_config()
 
-    def make(source: SessionSource) -> SupervisorApp:
+    def make(source: Session) -> SupervisorApp:
         return SupervisorApp(
             source, config=config, theme=theme, read_only=read_only, ascii_only=ascii_only, home=home, has_job=has_job,
             job_stays=job_stays,

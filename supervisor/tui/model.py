@@ -30,7 +30,8 @@ if TYPE_CHECKING:
         RankVitals,
         Status,
     )
-    from supervisor.tui.source import HostConnection, SessionSource
+    from supervisor.link.view import HostView
+    from supervisor.session import Session
 
 # Agents send a status at least every second; after three missing ones it is old.
 STALE_S = 3.0
@@ -265,7 +266,7 @@ class JobView:
         return tuple(sorted(self.nodes, key=_node_severity))
 
 
-def take(source: SessionSource) -> JobView:
+def take(source: Session) -> JobView:
     """Return the session at this moment."""
     stale = source.status_age_s > STALE_S and not source.ended
     # A bundle shows the job as it was.
@@ -284,7 +285,7 @@ def take(source: SessionSource) -> JobView:
 
 def build(
     status: Status,
-    hosts: Mapping[str, HostConnection],
+    hosts: Mapping[str, HostView],
     incidents: Sequence[IncidentDocument],
     *,
     job: str,
@@ -334,7 +335,7 @@ def _verdicts(incident: IncidentDocument) -> dict[int, str]:
 def _node(
     name: str,
     document: NodeStatus | None,
-    host: HostConnection | None,
+    host: HostView | None,
     verdicts: Mapping[int, str],
     *,
     ended: bool = False,

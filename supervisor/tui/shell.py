@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from textual.screen import Screen
 
     from remote_agent.wire.documents import JournalEvent
+    from supervisor.session import Session
     from supervisor.tui.keys import Config, KeyBinding
     from supervisor.tui.looks import Glyphs
     from supervisor.tui.model import JobView
     from supervisor.tui.preferences import Preferences
     from supervisor.tui.rows.incident import LogPlace
     from supervisor.tui.rows.spans import Palette
-    from supervisor.tui.source import HomeSource, SessionSource
+    from supervisor.tui.source import HomeSource
     from supervisor.tui.terminal import Lent
     from supervisor.tui.themes import Skin
 
@@ -59,7 +60,7 @@ class ActiveScreen(Protocol):
 class Shell(Protocol):
     """The application, as the parts that it is composed of see it."""
 
-    source: SessionSource
+    source: Session
     job_view: JobView
     preferences: Preferences
     palette: Palette

@@ -311,6 +311,17 @@ def test_only_the_command_line_imports_the_tui_and_only_to_open_it() -> None:
             assert (one.lazy, _in(one.module, "supervisor.cli", "supervisor.__main__")) == (True, True), str(one)
 
 
+def test_the_screens_use_these_members_of_a_session_alone() -> None:
+    """Whoever replaces the session of a screen, as the tests do, needs no others."""
+    text = "\n".join(path.read_text() for path in (ROOT / "supervisor" / "tui").rglob("*.py"))
+    used = set(re.findall(r"\b_?source\.([a-z_]+)", text)) - {"pop"}
+    assert sorted(used) == [
+        "ahead_ns", "ask_user", "cancel_launch", "edited", "ended", "events", "failure", "forward", "forwards", "hosts",
+        "incidents", "job", "launching", "log", "made_s", "merged", "nccl", "notices", "request", "search", "series",
+        "shell", "stacks", "status", "status_age_s", "version",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("modules", "slow"),
     [

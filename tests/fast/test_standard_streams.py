@@ -218,7 +218,7 @@ def test_a_diagnosis_of_hostile_logs(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("as_json", [False, True])
 async def test_the_report_of_a_hostile_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_json: bool) -> None:
     screen, session = terminal(monkeypatch), hostile_session()
-    document = await report(session, session.events, session.incidents, None, [])  # type: ignore[arg-type]
+    document = await report(session, session.events, session.incidents, None, [])
     with safe_streams():
         for output in (None, tmp_path / "report"):
             put(document, Namespace(json=as_json, output=output))

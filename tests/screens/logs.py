@@ -28,7 +28,6 @@ from supervisor.tui.app import SupervisorApp
 from supervisor.tui.logs.feeds import RankFeed
 from supervisor.tui.logs.merged import MergedFeed
 from supervisor.tui.screens.logs.screen import LogsScreen
-from supervisor.tui.source import SessionSource
 from supervisor.tui.widgets.virtual_log import VirtualLog
 from tests.screens import recorded
 from tests.screens.screens import press, text_of, type_key, until
@@ -108,8 +107,8 @@ class Cluster:
         return cast("Session", self)
 
     @property
-    def source(self) -> SessionSource:
-        return cast("SessionSource", self)
+    def source(self) -> Session:
+        return cast("Session", self)
 
     async def merged(self, selection: Selection, count: int, **bounds: Any) -> Page:
         # A node that does not answer at all is waited for in vain; one on a busy machine is not.

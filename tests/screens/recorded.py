@@ -50,7 +50,11 @@ def of_histories(wanted: SeriesQuery, nodes: Mapping[str, History]) -> Series:
     return merge(wanted, {name: one.spans(*wanted[:4]) for name, one in chosen.items()})
 
 
-class RecordedSession:
+_Session: Any = object
+"""What stands in for a Session may go wherever one does."""
+
+
+class RecordedSession(_Session):  # type: ignore[misc]
     """A session whose cluster is a recording; requests are kept in `requests`."""
 
     def __init__(self, job: str = "train-k3f9") -> None:

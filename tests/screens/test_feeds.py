@@ -21,11 +21,11 @@ from supervisor.logs import merge
 from supervisor.logs.merge import Page
 from supervisor.logs.search import search
 from supervisor.logs.selection import RecordFilter, Selection
+from supervisor.session import Session
 from supervisor.tui.logs import feeds, folded, merged
 from supervisor.tui.logs.feeds import Jump, RankFeed
 from supervisor.tui.logs.folded import FoldedFeed
 from supervisor.tui.logs.merged import MergedFeed
-from supervisor.tui.source import SessionSource
 from supervisor.wording import values
 from tests.fast import log_files
 from tests.screens.logs import (
@@ -408,10 +408,10 @@ async def test_a_flood_is_asked_for_once_a_look(monkeypatch: pytest.MonkeyPatch)
     assert [row.text.split()[1] for row in rows if row and row.who][-6:] == [b"%d" % at for at in range(117, 123)]
 
 
-Made = Callable[[SessionSource, Selection], MergedFeed]
+Made = Callable[[Session, Selection], MergedFeed]
 
 
-def filtered(source: SessionSource, selection: Selection) -> MergedFeed:
+def filtered(source: Session, selection: Selection) -> MergedFeed:
     return MergedFeed(source, dataclasses.replace(selection, filter=RecordFilter(include=("line|later",))))
 
 

@@ -21,7 +21,6 @@ from supervisor.tui import themes
 from supervisor.tui.app import SupervisorApp
 from supervisor.tui.dialogs.base import TextDialog
 from supervisor.tui.dialogs.palette import CommandPalette
-from supervisor.tui.source import SessionSource
 from supervisor.tui.widgets.lines import LineView
 from supervisor.tui.widgets.picker import Picker
 from tests.examples import TIMES
@@ -37,7 +36,7 @@ KEYS = [
 ]  # fmt: skip
 
 
-def as_source(session: Session) -> SessionSource:
+def as_source(session: Session) -> Session:
     """The real session is a source: the type checker says so."""
     return session
 

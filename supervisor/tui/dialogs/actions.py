@@ -26,9 +26,9 @@ from supervisor.wording.status import snapshot_words
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from supervisor.session import Session
     from supervisor.tui.model import NodeRow
     from supervisor.tui.shell import Shell
-    from supervisor.tui.source import SessionSource
 
 _ENDS: Final = "an unhandled signal ends the process, and the group restarts"
 # Each entry has the name, the purpose, and the effect on the process of the rank.
@@ -324,7 +324,7 @@ class StacksDialog(TextDialog):
 
     WIDEST = 132
 
-    def __init__(self, source: SessionSource, ranks: RankSet) -> None:
+    def __init__(self, source: Session, ranks: RankSet) -> None:
         asked = values.clock_ns(int(times.now() * 1e9))[:8]
         text = f"asking {count(len(ranks.ranks), 'rank')}; they keep running"
         super().__init__(f"stacks of {ranks.label}, {asked}", text)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from textual.widget import Widget
 
+    from supervisor.ssh.forward import Forward
     from supervisor.tui.shell import Shell
-    from supervisor.tui.source import Forward
 
 TENSORBOARD: Final = 6006
 LAST_PORT: Final = 65535

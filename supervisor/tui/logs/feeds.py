@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from remote_agent.wire.answers import LogEntry, LogWindow
     from supervisor.logs.merge import RankStream
     from supervisor.logs.rows import Clocks
-    from supervisor.tui.source import SessionSource
+    from supervisor.session import Session
 
 
 BOTH: Final[tuple[str, ...]] = ("stdout", "stderr")
@@ -131,7 +131,7 @@ class Feed(abc.ABC):
 class RankFeed(Feed):
     """One stream of one rank of one generation, by line number."""
 
-    def __init__(self, source: SessionSource, node: str, generation: int, rank: int, stream: str) -> None:
+    def __init__(self, source: Session, node: str, generation: int, rank: int, stream: str) -> None:
         self._source = source
         self.node = node
         self.file = (generation, rank, stream)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from supervisor.logs.rows import LogLine
     from supervisor.logs.selection import Selection
-    from supervisor.tui.source import SessionSource
+    from supervisor.session import Session
 
 HITS_KEPT: Final = 5000
 SEARCH_DEADLINE: Final = 300.0
@@ -39,7 +39,7 @@ class Finder:
 
     def __init__(
         self,
-        source: SessionSource,
+        source: Session,
         selection: Selection,
         pattern: str,
         level: str | None = None,

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from supervisor.logs.merge import Page
     from supervisor.logs.rows import Clocks
     from supervisor.logs.selection import Selection
+    from supervisor.session import Session
     from supervisor.tui.logs.row import LineKey, LogRow
-    from supervisor.tui.source import SessionSource
 
 # One request has this many rows: hundreds of them may be one line on the screen.
 FOLD_PAGE: Final = 4096
@@ -61,7 +61,7 @@ class FoldedFeed(MergedFeed):
 
     is_folded = True
 
-    def __init__(self, source: SessionSource, selection: Selection) -> None:
+    def __init__(self, source: Session, selection: Selection) -> None:
         super().__init__(source, selection)
         self._is_flooded = False
         """Whether more than one page arrived since the last refresh."""

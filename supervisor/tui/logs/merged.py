@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from supervisor.logs.merge import Page
     from supervisor.logs.rows import LogLine
     from supervisor.logs.selection import Selection
-    from supervisor.tui.source import SessionSource
+    from supervisor.session import Session
 
 MERGED_KEPT: Final = 20_000
 # A look at the end reads this many rows.
@@ -39,7 +39,7 @@ SAME_NS: Final = 1_000_000
 class MergedFeed(Feed):
     """Many ranks by time of arrival: all rows from a first to a last one, and more on demand."""
 
-    def __init__(self, source: SessionSource, selection: Selection) -> None:
+    def __init__(self, source: Session, selection: Selection) -> None:
         self._source = source
         self.selection = selection
         self._is_far = False

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from remote_agent.wire import Answer
+    from supervisor.session import Session
     from supervisor.tui.logs.row import LogRow
     from supervisor.tui.rows.spans import Row
-    from supervisor.tui.source import SessionSource
 
 # A record is awaited this long, seconds.
 RECORD_DEADLINE: Final = 10.0
@@ -61,7 +61,7 @@ def _extent(lines: Sequence[RecordLine], at: int) -> tuple[int, int]:
     return max(begin for begin in begins if begin <= at), min((b for b in begins if b > at), default=len(lines))
 
 
-async def fetch_record(source: SessionSource, row: LogRow) -> RecordDetail:
+async def fetch_record(source: Session, row: LogRow) -> RecordDetail:
     """Return the record of a line; raises SupervisorError and the errors of a broken link."""
     place = {"generation": row.generation, "rank": row.rank, "stream": row.stream}
     ahead_ns = source.ahead_ns(row.node)
@@ -131,7 +131,7 @@ def _file(row: LogRow) -> str:
 class RecordDialog(TextDialog):
     """Facts about a record, and its text."""
 
-    def __init__(self, source: SessionSource, row: LogRow) -> None:
+    def __init__(self, source: Session, row: LogRow) -> None:
         record = _alone(row)
         super().__init__(f"{row.node} rank {row.rank}  {row.stream} line {row.line + 1}", record.text)
         self._facts = record.facts
