@@ -34,8 +34,9 @@ LONGEST_PAUSE_S = 30.0
 # Who looks for a coordinator asks this many others at a time, chosen by chance: asking all takes a thousand nodes a
 # million handshakes a round.
 ASKED_AROUND = 3
-# With more nodes than this they ask less often, so that all of them together do not ask more in a second.
-OFTEN, SELDOM_S = 64, 5.0
+# With more nodes than this, each asks only this often, and only twice as long after it has heard from its coordinator:
+# all would ask at once, while nobody knows the next one, and their handshakes would keep a candidate from its votes.
+OFTEN, SELDOM_S = 32, 5.0
 # A candidate that has asked us keeps those that come after it in the succession waiting for this long, once, and longer
 # by this for each node that it asks.
 FIRST_S, FIRST_NODE_S = 3.0, 0.02
@@ -104,8 +105,9 @@ class Election:
 
     async def ask_around(self) -> None:
         """Ask the others for a newer coordinator; one of an older term then renews its term."""
-        view, now, count = self._ballot.view, clocks.now(), len(self._peers.members)
-        if count > OFTEN and now - self._asked_at < min(SELDOM_S, count / OFTEN):
+        view, now = self._ballot.view, clocks.now()
+        heard_at = view.contact if view.coordinator not in (None, self._me) else 0.0
+        if len(self._peers.members) > OFTEN and now < SELDOM_S + max(self._asked_at, heard_at + SELDOM_S):
             return
         self._asked_at = now
         # The nodes that are connected to us follow us.
@@ -178,7 +180,7 @@ class Election:
             pause_s = ELECTION_PAUSE_S
             if len(self._peers.members) > OFTEN:
                 pause_s = random.uniform(0.5, 1.0) * min(LONGEST_PAUSE_S, pause_s * 2**self._lost)
-            self._not_before = clocks.now() + pause_s + member.stagger_s(place)
+            self._not_before = clocks.now() + pause_s + member.stagger_s(place, len(order))
 
     async def stand(self, force: bool = False, given_up: Collection[str] = ()) -> str:
         """Ask for votes and take the role with enough of them; returns "" or why not.

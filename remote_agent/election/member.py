@@ -18,9 +18,10 @@ from remote_agent.wire import leases
 
 # The workers of an agent that died are gone within this time (its engine sees the end of its pipe).
 DEAD_MARGIN_S = 2.5
-# Candidates ask one after the other, so that the first in order usually finds no rival: the second after this time. If
-# many in a row are gone, the others wait longer by the logarithm of their number, and by what each one's asking takes.
-STAGGER_S = 1.0
+# Candidates ask one after the other, so that the first in order usually finds no rival: the second after this time, or
+# after what it may take to ask many nodes on busy machines, but no longer than LONGEST_S: those who ask together get no
+# answers in time. If many in a row are gone, the others wait longer by the logarithm of their number.
+STAGGER_S, LONGEST_S = 1.0, 2.5
 ASKING_S = 0.02
 # A term grows by one with each election. A node that was away for long has missed many, but never as many as this: a
 # higher term is a mistake or an attack, and nobody could follow it with another.
@@ -65,9 +66,10 @@ def is_too_high(member: Member, term: int) -> bool:
     return term > member.term + MAX_TERM_JUMP
 
 
-def stagger_s(place: int) -> float:
-    """Return for how long the candidate at that place of the succession lets those before it go first."""
-    return STAGGER_S * math.log2(1 + place) + ASKING_S * place
+def stagger_s(place: int, count: int) -> float:
+    """Return for how long the candidate at that place of so many lets those before it go first."""
+    second_s = min(LONGEST_S, max(STAGGER_S, ASKING_S * count))
+    return second_s + STAGGER_S * math.log2((1 + place) / 2) if place else 0.0
 
 
 def is_news(member: Member, term: int, coordinator: str) -> bool:
@@ -110,7 +112,7 @@ def election_due(member: Member, order: list[str], now: float) -> bool:
     start = member.contact + leases.LEASE * member.node_timeout
     if member.dead_since is not None:
         start = min(start, member.dead_since + DEAD_MARGIN_S)
-    return now > start + stagger_s(order.index(member.me))
+    return now > start + stagger_s(order.index(member.me), len(order))
 
 
 def vote(member: Member, term: int, candidate: str, now: float) -> tuple[Member, str]:
