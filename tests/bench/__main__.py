@@ -22,6 +22,7 @@ from tests.bench import (
     last_output,
     launch,
     logs,
+    many,
     odd,
     report,
     restart,
@@ -49,6 +50,7 @@ BENCHMARKS: dict[str, Callable[[], Report]] = {
     "odd": odd.run,
     "snapshots": snapshots.run,
     "last_output": last_output.run,
+    "many": many.run,
     "scale": scale.run,
 }
 # These need no cluster of hosts.

@@ -397,14 +397,12 @@ class Operator:
         """Start an ssh-agent with these keys, and return its socket."""
         path = self.door.directory / f"agent{len(self._agents)}"
         path.unlink(missing_ok=True)
-        agent = subprocess.Popen(
-            ["ssh-agent", "-D", "-a", str(path)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
-        )
+        agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(path)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
         self._agents.append(agent)
         assert agent.stdout is not None
         # It says where it listens once it does; its socket is there before that, and refuses a connection.
         with agent.stdout as said:
-            assert str(path) in said.readline()
+            assert os.fsencode(path) in said.readline()
             said.readline()
         environment = {**os.environ, "SSH_AUTH_SOCK": str(path)}
         subprocess.run(["ssh-add", "-q", *map(str, keys)], env=environment, stdin=subprocess.DEVNULL, check=True)
