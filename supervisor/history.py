@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from remote_agent.history.pyramid import BUCKETS, WIDTHS_S, Name, Span, level_for, unpack
+from remote_agent.history.pyramid import BUCKETS, WIDTHS_S, Name, Span, unpack
 from remote_agent.history.samples import RANK_KINDS
 from remote_agent.wire import CallFailed, WireError
 from supervisor.logs.files import sources
@@ -62,7 +62,9 @@ def query(
     kinds: Sequence[str], ids: Sequence[int] | None, seconds: float, points: int, nodes: Sequence[str] | None = None
 ) -> SeriesQuery:
     """Return what answers the newest seconds with at most this many buckets, as finely as there are."""
-    level = level_for(seconds, points)
+    # The finest level that covers the span.
+    most = max(1, min(points, BUCKETS))
+    level = next((level for level, width in enumerate(WIDTHS_S) if seconds <= width * most), len(WIDTHS_S) - 1)
     buckets = max(1, min(points, BUCKETS, math.ceil(seconds / WIDTHS_S[level]) + 1))
     return SeriesQuery(kinds, ids, level, buckets, nodes)
 

@@ -44,9 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """SIGTERM and SIGHUP end the run as Ctrl-C does: with all fixtures torn down. Tests have a TMPDIR of their own."""
     held = ExitStack()
     held.enter_context(scratch())
-    os.environ.update(
-        {watch.HELD: f"{os.environ['TMPDIR']}/held.{os.getpid()}", **watch.variables(os.environ.get("PYTHONPATH", ""))}
-    )
+    os.environ[watch.HELD] = f"{os.environ['TMPDIR']}/held.{os.getpid()}"
     importlib.import_module("tests.watch.held")
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(outer()))  # of tmp_path: the last three runs' are kept
     config.add_cleanup(held.close)

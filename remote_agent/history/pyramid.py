@@ -24,6 +24,8 @@ _NAN = math.nan
 # The bytes of one series with all its levels; with their names and lists, all series of a node stay below 8 MB.
 _SERIES_BYTES = len(WIDTHS_S) * (3 * BUCKETS * 4 + 400)
 MAX_SERIES = 7_500_000 // _SERIES_BYTES
+# A series goes on if it has had a value in the last buckets of the finest level.
+_RECENT = 8
 
 Name = tuple[str, int]
 """What is measured (`loss`, `gpu_use` …), and of which rank or GPU; -1: of the node."""
@@ -37,12 +39,6 @@ class Span(NamedTuple):
     low: array[float]
     mean: array[float]
     high: array[float]
-
-
-def level_for(seconds: float, points: int) -> int:
-    """Return the finest level that covers a span with at most this many buckets, and with at most BUCKETS."""
-    most = max(1, min(points, BUCKETS))
-    return next((level for level, width in enumerate(WIDTHS_S) if seconds <= width * most), len(WIDTHS_S) - 1)
 
 
 class Level:
@@ -100,7 +96,7 @@ class Level:
 
 
 class History:
-    """All series of one node; new series replace those that have had no new value for longest."""
+    """All series of one node; new series replace those that have ended, and have had no new value for longest."""
 
     def __init__(self) -> None:
         self._series: OrderedDict[Name, tuple[Level, ...]] = OrderedDict()
@@ -111,6 +107,9 @@ class History:
         for name, value in samples.items():
             levels = self._series.get(name)
             if levels is None:
+                oldest = next(iter(self._series.values()), None)
+                if oldest and len(self._series) >= MAX_SERIES and numbers[0] - oldest[0].newest < _RECENT:
+                    continue
                 levels = self._series[name] = tuple(Level(width) for width in WIDTHS_S)
                 if len(self._series) > MAX_SERIES:
                     self._series.popitem(last=False)

@@ -21,18 +21,20 @@ import remote_agent
 MAIN = b"import sys\n\nfrom remote_agent.__main__ import main\n\nif __name__ == '__main__':\n    sys.exit(main())\n"
 # Sources and their data; no caches or editor files.
 SUFFIXES = frozenset({".py", ".json", ".toml", ".txt"})
-# These run in a torchrun that others start, from the installed package (supervisor.handlers).
+# These run from the installed package: in a torchrun that others start (supervisor.handlers), or where the operator is.
 ELSEWHERE = frozenset(
     {
         "engine/launchers/inside_torchrun.py",
         "engine/launchers/torchrun_handler.py",
         "bridge/joining.py",
+        "coordinator/preview.py",
     }
 )
-# Docstrings, comment lines and what only a type checker imports are not sent; a test shows that the code is the same
-# without them.
+# Docstrings, comment lines, the types of results and what only a type checker imports are not sent; a test shows that
+# the code is the same without them.
 NOTES = re.compile(rb'^( *)r?"""[^"]*(?:"{1,2}[^"]+)*"""$|^ *#[^\n]*$', re.MULTILINE)
-FOR_TYPES = re.compile(rb"^if TYPE_CHECKING:\n((?:(?: {4}[^\n]*)?\n)* {4}[^\n]*\n)", re.MULTILINE)
+RESULTS = re.compile(rb"^( *(?:async )?(?:def .*)?\)) -> .+:$", re.MULTILINE)
+FOR_TYPES = re.compile(rb"^if TYPE_CHECKING:\n(?:(?: {4}[^\n]*)?\n)* {4}[^\n]*\n", re.MULTILINE)
 # The oldest date in a zip: the bytes must not depend on the time of the build.
 EPOCH = (1980, 1, 1, 0, 0, 0)
 
@@ -71,9 +73,9 @@ class AgentFile:
 
 
 def code_of(source: bytes) -> bytes:
-    """Return a module with empty docstrings, without comments and imports for types; its lines keep their numbers."""
+    """Return a module with empty docstrings, without comments and most types; its lines keep their numbers."""
     code = NOTES.sub(lambda note: (b"" if note[1] is None else note[1] + b'""') + b"\n" * note[0].count(b"\n"), source)
-    return FOR_TYPES.sub(lambda block: b"if TYPE_CHECKING:\n    pass" + b"\n" * block[1].count(b"\n"), code)
+    return RESULTS.sub(rb"\1:", FOR_TYPES.sub(lambda block: b"\n" * block[0].count(b"\n"), code))
 
 
 def _add(archive: zipfile.ZipFile, name: str, data: bytes) -> None:

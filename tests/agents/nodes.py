@@ -15,7 +15,7 @@ from typing import Any
 from remote_agent.base.proc import start_ticks
 from remote_agent.wire import MAGIC, Channel, JobSpec, NodeSpec
 from supervisor.launch.certificates import make_authority, sign_with
-from tests import known_torch
+from tests import known_torch, watch
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 WAIT_S = 60.0
@@ -36,7 +36,7 @@ class Node:
     async def connect(self) -> Channel:
         """Return the channel of a fresh `connect`."""
         path = f"{REPOSITORY}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-        env = {**os.environ, "SUPERVISOR_HOME": str(self.home), "PYTHONPATH": path}
+        env = {**os.environ, "SUPERVISOR_HOME": str(self.home), **watch.variables(path)}
         process = await asyncio.create_subprocess_exec(
             *self.prefix, sys.executable, "-m", "remote_agent", "connect", env=env,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,

@@ -67,12 +67,16 @@ class EmptyDocstrings(ast.NodeTransformer):
 
 
 class WithoutTypes(ast.NodeTransformer):
-    """Leaves nothing of what is imported for a type checker only, which never runs."""
+    """Leaves nothing of what is imported for a type checker only, which never runs, and of the types of results."""
 
-    def visit_If(self, node: ast.If) -> ast.If:
-        if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            node.body = [ast.copy_location(ast.Pass(), node.body[0])]
-        return node
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
+        node.returns = None
+        return self.generic_visit(node)
+
+    visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815  the visitor's names
+
+    def visit_If(self, node: ast.If) -> ast.If | None:
+        return None if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING" else node
 
 
 def test_the_pushed_code_is_the_source_without_its_docstrings_comments_and_imports_for_types(repository: Path) -> None:
@@ -80,7 +84,7 @@ def test_the_pushed_code_is_the_source_without_its_docstrings_comments_and_impor
         source = path.read_bytes()
         sent = code_of(source)
         assert sent.count(b"\n") == source.count(b"\n"), path
-        expected, found = WithoutTypes().visit(ast.parse(source)), ast.parse(sent)
+        expected, found = (WithoutTypes().visit(ast.parse(code)) for code in (source, sent))
         lines = {node.lineno for node in ast.walk(expected) if isinstance(node, ast.stmt)}
         assert lines == {node.lineno for node in ast.walk(found) if isinstance(node, ast.stmt)}, path
         assert ast.dump(found) == ast.dump(EmptyDocstrings().visit(expected)), path

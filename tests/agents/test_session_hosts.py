@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from supervisor.inventory import Host, Inventory, JobDefaults
+from tests import watch
 from tests.cluster.prepared import prepared
 
 WAIT_S = 60.0
@@ -60,7 +61,7 @@ class Hosts:
                 python=sys.executable,
                 nproc_per_node="1",
                 local=True,
-                env={"SUPERVISOR_HOME": str(root / f"n{number}")},
+                env={"SUPERVISOR_HOME": str(root / f"n{number}"), **watch.variables(os.environ.get("PYTHONPATH", ""))},
             )
             for number in range(1, count + 1)
         )

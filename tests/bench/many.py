@@ -23,7 +23,7 @@ from tests.cluster import Cluster, ClusterError
 from tests.cluster.job import Job, journal
 from tests.cluster.network import batch, command
 
-HOSTS = int(os.environ.get("SUPERVISOR_MANY_HOSTS", "128"))
+HOSTS = int(os.environ.get("SUPERVISOR_MANY_HOSTS", "32"))
 KILLS = int(os.environ.get("SUPERVISOR_MANY_KILLS", "5"))
 NAME = "many"
 UP_S, WAIT_S, POLL_S = 400.0, 120.0, 0.1

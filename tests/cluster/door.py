@@ -346,7 +346,7 @@ class Operator:
         self.door = door
         self.variables: dict[str, str] = {}
         """What is more in the environment of the operator's commands."""
-        self._agents: list[subprocess.Popen[str]] = []
+        self._agents: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Operator:
         for folder in (self.door.home, self.door.run):

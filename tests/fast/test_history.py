@@ -178,3 +178,13 @@ def test_what_a_script_writes_for_us_replaces_what_its_output_shows(tmp_path: Pa
     file.write_text('{"step": 8}\n')
     reports.read(tmp_path, reader)
     assert reader.step == 8
+
+
+def test_more_series_than_are_kept_do_not_replace_each_other() -> None:
+    """A node with hundreds of ranks would begin all of them again with every sample, and keep nothing."""
+    history = History()
+    for moment in range(1000, 1020, 2):
+        history.add(moment, {("loss", number): 1.0 for number in range(2 * pyramid.MAX_SERIES)})
+    assert history.names() == [("loss", number) for number in range(pyramid.MAX_SERIES)]
+    spans = history.spans(["loss"], None, 0, 10)
+    assert all(list(span.mean) == [1.0] * 10 for span in spans.values())

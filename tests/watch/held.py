@@ -45,8 +45,11 @@ def watch(events: Any) -> None:
 def _note(handle: Any, held_s: float) -> None:
     if held_s < LIMIT_BUSY_S and os.getloadavg()[0] > (os.cpu_count() or 1):
         return
-    file = os.open(os.environ["SUPERVISOR_HELD"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     task = getattr(handle._callback, "__self__", handle)
+    # What a test does itself, it may do as long as it likes.
+    if " coro=<test_" in repr(task):
+        return
+    file = os.open(os.environ["SUPERVISOR_HELD"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.write(file, f"{held_s:.2f} s of {' '.join(sys.argv[:3])}: {task!r}\n".encode())
     os.close(file)
 
@@ -70,6 +73,9 @@ class _Finder:
         return spec
 
 
+# An engine has what it needs. What it starts are ranks, whose PYTHONPATH is their own.
+if "engine" in getattr(sys, "argv", ())[:3]:
+    os.environ.pop("PYTHONWARNINGS", None)
 if "SUPERVISOR_HELD" in os.environ:
     if "asyncio.events" in sys.modules:
         watch(sys.modules["asyncio.events"])
