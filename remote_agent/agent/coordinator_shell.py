@@ -292,7 +292,7 @@ class Coordinator:
         """Note what a node reports about its own ranks; who asked it for that, it could invent."""
         ranks = [rank for rank in args["ranks"] if rank in self.state.ranks and self.state.ranks[rank].node == node]
         if not ranks:
-            raise Problem("bad_request", f"not the ranks of {node}")
+            raise Problem("bad_request", f"{node} does not have these ranks")
         # Those are known who are attached to this very node, and what it says itself.
         operator = str(args.get("operator"))
         is_known = node == self._me or self._attached.get(self._me, {}).get(operator) == "control"

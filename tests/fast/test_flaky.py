@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import watch
+
 TESTS = """
 from pathlib import Path
 
@@ -60,3 +62,34 @@ def test_a_run_ends_although_a_worker_dies_and_nothing_of_it_is_tried_again(
     )
     # With another status than that of tests that fail, `make suite` forgets which ones did.
     assert done.returncode not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED), done.stdout
+
+
+HOG = """
+import asyncio, time
+
+async def waits():
+    time.sleep(0.5)
+
+async def hog():
+    end = time.thread_time() + 0.5
+    while time.thread_time() < end:
+        pass
+
+async def main():
+    await asyncio.gather(asyncio.create_task(waits()), asyncio.create_task(hog()))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("-S",)])
+def test_a_callback_that_holds_a_loop_is_noted_in_every_process(tmp_path: Path, options: tuple[str, ...]) -> None:
+    """The processor time counts: whoever waits for a busy machine holds nothing."""
+    noted = tmp_path / "held"
+    env = {**os.environ, **watch.variables(), watch.HELD: str(noted)}
+    done = subprocess.run(
+        [sys.executable, *options, "-c", HOG], env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    (line,) = noted.read_text().splitlines()
+    assert "coro=<hog()" in line
