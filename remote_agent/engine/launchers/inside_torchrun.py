@@ -174,7 +174,8 @@ class TorchHere:
         self._store: Any = None
 
     async def ask(self) -> TorchFacts:
-        facts: TorchFacts = _torch_api().facts()
+        # Counting GPUs takes a while, and so does the import, where torchrun has not needed all of torch yet.
+        facts: TorchFacts = await asyncio.to_thread(lambda: _torch_api().facts())
         return facts
 
     async def serve(self, host: str, listening: socket.socket) -> None:
