@@ -247,13 +247,10 @@ def _with_time(claim: Claim, evidence: RankEvidence) -> Claim:
 
 def _unexplained(evidence: RankEvidence, how: str) -> Claim:
     """Return the claim of an exit with an error code and no exception; its last line may still say why."""
-    own = own_lines(evidence.tail)
+    base, own = functools.partial(_base, evidence, ENDED, "other"), own_lines(evidence.tail)
     reason = find_reason(own)
     if reason is not None:
-        return _base(
-            evidence,
-            ENDED,
-            "other",
+        return base(
             clip(f"{how}: {reason[1]}"),
             hint=CATEGORIES["sigabrt"].hint,
             evidence=(_line(evidence, reason[0]),),
@@ -261,10 +258,7 @@ def _unexplained(evidence: RankEvidence, how: str) -> Claim:
         )
     dump = next((trace for trace in find_traces(evidence.tail) if trace.fault), None)
     if dump is not None and dump.user_frame is not None:
-        return _base(
-            evidence,
-            ENDED,
-            "other",
+        return base(
             clip(f"{how}: {_line(evidence, dump.first_line).text}"),
             place=dump.user_frame.place(),
             traceback=dump.text,
@@ -277,20 +271,14 @@ def _unexplained(evidence: RankEvidence, how: str) -> Claim:
     lines = _last_line(evidence)
     error = find_first_error(own)
     if error is not None:
-        return _base(
-            evidence,
-            ENDED,
-            "other",
+        return base(
             clip(f"{how}: {error[1]}"),
             hint=hint_of("", error[1]) or "check the lines around the one shown",
             evidence=(_line(evidence, error[0]),),
             proven=True,
         )
     last = f", last line of stderr: {lines[0].text}" if lines else " and printed nothing on stderr"
-    return _base(
-        evidence,
-        ENDED,
-        "other",
+    return base(
         clip(how + last),
         hint="check stdout too, and look for sys.exit or os._exit in the script",
         evidence=lines,
@@ -332,11 +320,7 @@ def _from_text(evidence: RankEvidence) -> Claim | None:
         lines = untagged_lines(evidence.tail)
         ended = (evidence.exit or {}).get("code") is not None
         every = [trace for trace in in_tail if not (trace.fault or trace.is_wrapper or trace.unraisable)]
-        own = [
-            trace
-            for trace in every
-            if not ((ended or _was_caught(evidence, lines, trace)) and is_outlived(lines, trace))
-        ]
+        own = [trace for trace in every if not ((ended or _was_caught(evidence, trace)) and is_outlived(lines, trace))]
         if not own and every and ends_soon_after(lines, every[-1].last_line) and not every[-1].background:
             own = [trace for trace in every if _is_in_chain_of(trace, every)]
     # If a thread fails after the process has failed, it fails as a consequence.
@@ -356,7 +340,13 @@ def _from_text(evidence: RankEvidence) -> Claim | None:
     return dataclasses.replace(claim, later=_from_trace(evidence, last, meaning, [last], in_tail))
 
 
-def _was_caught(evidence: RankEvidence, lines: Sequence[str], trace: Trace) -> bool:
+@functools.lru_cache(KEPT_TEXTS)
+def _progress_in(text: str) -> tuple[int, ...]:
+    """Return the numbers of the lines that training prints at each step, counted from 0."""
+    return tuple(number for number, line in enumerate(untagged_lines(text)) if is_progress(line))
+
+
+def _was_caught(evidence: RankEvidence, trace: Trace) -> bool:
     """Return whether a rank has caught an exception: it logged it as an error, or made steps after it.
 
     The steps count between lines of other ranks only: a process that ends may write all that it had buffered at once.
@@ -366,8 +356,9 @@ def _was_caught(evidence: RankEvidence, lines: Sequence[str], trace: Trace) -> b
     above = lines_of(evidence.tail)[max(0, trace.first_line - 1) : trace.first_line + 1]
     if any(" ERROR" in line and HEAD not in line[:40] for line in above):
         return True
-    places = list(evidence.places)[trace.last_line + 1 :]
-    steps = [place[1] or 0 for line, place in zip(lines[trace.last_line + 1 :], places) if is_progress(line)]
+    places = evidence.places
+    after = [number for number in _progress_in(evidence.tail) if trace.last_line < number < len(places)]
+    steps = [places[number][1] or 0 for number in after]
     return sum(later - step > 1 for step, later in zip(steps, steps[1:])) >= _CERTAIN_GAPS
 
 
@@ -632,15 +623,14 @@ def _sender(exit_: RankExit, signal: str) -> str:
 
 
 def _killed(evidence: RankEvidence, notes: Sequence[str]) -> Claim:
+    base = functools.partial(_base, evidence, FAILED)
     oom = [note for note in notes if re.search(OOM, note)]
     named = [note for note in oom if _names(note, evidence)]
     pressure = [note for note in notes if re.search(PRESSURE, note)]
     proof = named or oom or pressure
     if proof:
         how = "killed by the host's OOM killer" if oom else "killed by SIGKILL while the host ran out of memory"
-        return _base(
-            evidence,
-            FAILED,
+        return base(
             "host_oom_kill",
             how,
             evidence=_as_evidence(evidence, proof),
@@ -651,9 +641,7 @@ def _killed(evidence: RankEvidence, notes: Sequence[str]) -> Claim:
     unknown_sender = (
         "likely the kernel's OOM killer, or a manual kill -9: check dmesg -T and the cgroup's memory.events on the node"
     )
-    return _base(
-        evidence,
-        FAILED,
+    return base(
         "other",
         f"killed by SIGKILL{_sender(exit_, 'SIGKILL')}",
         hint="the event signal_sent names the operator" if exit_.get("sent") == "SIGKILL" else unknown_sender,
