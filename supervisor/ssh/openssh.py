@@ -32,6 +32,7 @@ from supervisor.ssh.questions import Asking, questions, run_dir
 from supervisor.ssh.reasons import NeedsAnswer
 from supervisor.ssh.settings import chain, for_host
 from supervisor.ssh.wires import LocalWire, end_at_once, end_process
+from supervisor.standard_streams import write_err
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
@@ -181,6 +182,9 @@ async def _alone(path: str, label: str, progress: Progress) -> AsyncIterator[Non
     if file is None:
         other = f"another supervisor{_holder(path)}"
         progress("connect", f"{other} logs in there")
+        if not questions().on_demand:
+            # Without a screen, nobody shows the progress of a login.
+            write_err(f"supervisor: {label}: {other} logs in there; waiting for it\n")
         end = time.monotonic() + OTHERS_S
         # It may wait for its user.
         with questions().standing():

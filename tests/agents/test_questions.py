@@ -227,7 +227,7 @@ async def test_who_may_ask_does_not_join_a_login_that_may_not(asking_ssh: None) 
 
 
 async def test_a_login_at_a_question_keeps_its_lock_and_others_do_not_wait_for_ever(
-    asking_ssh: None, monkeypatch: pytest.MonkeyPatch
+    asking_ssh: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(openssh, "OTHERS_S", 0.3)
     user, said = User("late"), list[str]()
@@ -244,6 +244,7 @@ async def test_a_login_at_a_question_keeps_its_lock_and_others_do_not_wait_for_e
         with pytest.raises(HostError, match=rf"supervisor \(process {os.getpid()}\) has been logging in there for"):
             await asyncio.to_thread(asyncio.run, another())
         assert said == [f"another supervisor (process {os.getpid()}) logs in there"]
+        assert capsys.readouterr().err == f"supervisor: n1: {said[0]}; waiting for it\n"
         user.may_answer.set()
         await asyncio.wait_for(first, 30)
     await openssh.end_logins([BOX])
