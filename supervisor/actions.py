@@ -233,6 +233,11 @@ ACTIONS: tuple[Action, ...] = (
         impact="reads the Python stack of every rank; the ranks keep running",
     ),
     Action(
+        "rank.why", "why", "y", "Why slow", "show what the time of ranks goes to, and for which one the others wait",
+        scope="rank", asks="ranks", op="why", runner="stacks.run_why",
+        impact="looks at each rank for some 20 s; the ranks keep running",
+    ),
+    Action(
         "rank.shell", "", "B", "Shell", "a shell in the rank's directory and environment",
         scope="rank", asks="shell", op="shell",
     ),

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from remote_agent.wire import Answer, Args
-    from remote_agent.wire.answers import JobStacks
+    from remote_agent.wire.answers import JobStacks, JobWindows
     from remote_agent.wire.documents import EditedTree, NcclNode, RequestReply, Status
     from supervisor.history import Series, SeriesQuery
     from supervisor.link.view import LaunchPlan
@@ -178,6 +178,10 @@ class Session(Hub):
     async def stacks(self, ranks: list[int] | None) -> JobStacks:
         """Return the Python stacks of these ranks, or of all."""
         return await requests.collect_stacks(self, ranks)
+
+    async def why(self) -> JobWindows:
+        """Have all ranks sampled for some 20 s, and return what their time went to."""
+        return await requests.collect_windows(self)
 
     async def nccl(self, status: Status | None = None) -> Fabric:
         """Return how NCCL connects the nodes; `status`: needed if the session does not follow the job."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from remote_agent.agent import orders
 from remote_agent.agent.coordinator_link import CALL_TIMEOUT_S
 from remote_agent.agent.engine_link import IMPORT_TIMEOUT_S
+from remote_agent.agent.sampling import Sampling
 from remote_agent.base import clocks
 from remote_agent.base.tasks import Tasks
 from remote_agent.coordinator.state import HEARTBEAT_S
@@ -74,6 +75,7 @@ class LocalWorkers:
         """Why this incarnation of the node is another one than before."""
         self.reports: list[dict[str, Any]] = []
         """The reports that are sent again to the coordinator after a new connection."""
+        self.sampling = Sampling(self, node.report, lambda: node.link.offset.ns)
         self._orders: asyncio.Queue[tuple[str, Args]] = asyncio.Queue()
         self._resuming: asyncio.Task[None] | None = None
         """The task that looks at snapshots or puts them in place."""
@@ -85,6 +87,7 @@ class LocalWorkers:
         """Begin: the engine at once, workers when they are ordered."""
         self._tasks.spawn(self.keep_engine(), "engine")
         self._tasks.spawn(self.carry_out_orders(), "orders")
+        self._tasks.spawn(self.sampling.keep(), "samples of the ranks")
         if self._context.spec.standby == "auto":
             self._tasks.spawn(self._keep_standby(), "standby")
 
@@ -209,6 +212,8 @@ class LocalWorkers:
             self._tasks.spawn(self.stop(args), "kill")
         elif op == "pulse":
             self._tasks.spawn(self._pulse(args), "pulse")
+        elif op == "sample":
+            self.sampling.order(args)
         else:
             self._orders.put_nowait((op, args))
 

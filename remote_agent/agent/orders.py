@@ -76,6 +76,7 @@ def go(context: Context, args: Args) -> dict[str, object]:
         "signals_to_handle": spec.signals_to_handle or "",
         "virtual_local_rank": spec.virtual_local_rank,
         "shutdown_timeout": max(1, round(spec.stop_grace)),
+        "slow": spec.slow,
         "standby": str(context.files.home.standby) if spec.standby == "auto" else "",
     }
 

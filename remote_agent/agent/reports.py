@@ -20,8 +20,10 @@ from remote_agent.wire.documents import (
     GenerationNumber,
     RankExit,
     RankNumber,
+    RankWindow,
     SnapshotEntry,
     TimeNs,
+    by_rank,
     read_last_output,
     read_placed,
 )
@@ -139,6 +141,13 @@ _REPORTS: dict[str, _Kind] = {
     ),
     "main": _plain(inputs.Main, **_OF_RANK),
     "pulse": _Kind(record({**_GROUP, "ranks": ReportedPulses}), _pulses),
+    "windows": _Kind(
+        record({**_GROUP, "window": Count, "ranks": Annotated[Any, by_rank(RankWindow)]}),
+        lambda node, args, _: inputs.Windows(
+            node, args["generation"], args["window"], {int(rank): one for rank, one in args["ranks"].items()}
+        ),
+    ),
+    "unsampled": _plain(inputs.Unsampled, **_GROUP, reason=str),
     "exited": _Kind(record({**_GROUP, "exit": _EXIT}), _exited),
     "idle": _Kind(
         record({**_GROUP, "exits": list[_EXIT]}),

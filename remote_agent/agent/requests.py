@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 # they change the job, or leave a trace.
 LOOKS = frozenset(
     (
-        *("identity", "status", "watch", "events", "incidents", "job_files", "nccl", "series", "stacks"),
+        *("identity", "status", "watch", "events", "incidents", "job_files", "nccl", "series", "stacks", "why"),
         *("await_engine", "log_list", "log_read", "log_window", "log_merged", "log_follow", "log_rows", "log_search"),
         *("snapshot_files", "snapshot_read"),
     )
@@ -82,6 +82,7 @@ class AgentRequests(JobRequests):
             promote=self.promote,
             attach=self.attach,
             stacks=self.stacks,
+            why=self.why,
             signal=self.signal,
             keep=self.keep,
             exit=self.exit,
@@ -289,6 +290,15 @@ class AgentRequests(JobRequests):
     async def stacks(self, args: Args) -> Answer:
         """Answer with the Python stacks of this node's live ranks."""
         return await self._ask_engine("stacks", {"ranks": args.get("ranks")})
+
+    async def why(self, args: Args) -> Answer:
+        """Sample this node's ranks, and answer with what their time went to; raises Problem."""
+        sampling = self._member.workers.sampling
+        try:
+            generation, windows = await sampling.ask()
+        except asyncio.TimeoutError as error:
+            raise Problem("engine", f"the engine on {self._context.node} did not answer") from error
+        return Answer({"generation": generation, "windows": windows, "off": sampling.off})
 
     async def signal(self, args: Args) -> Answer:
         """Send a signal to ranks of this node, by the pids that the operator saw; raises Problem."""

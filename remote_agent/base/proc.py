@@ -145,17 +145,17 @@ def slurm_ending() -> str:
     return f"Slurm ends allocation {os.environ.get('SLURM_JOB_ID')} (SIGTERM)" if "SLURM_STEP_ID" in os.environ else ""
 
 
-def memory_folders(root: Path) -> Iterable[tuple[bool, Path]]:
-    """Yield whether our memory cgroup is a v2 one and a directory that may hold its files, the most likely first.
+def cgroup_folders(controller: str, root: Path, pid: str = "self") -> Iterable[tuple[bool, Path]]:
+    """Yield whether a process's cgroup is a v2 one and a directory that may hold its files, the most likely first.
 
-    The path as a container sees it may begin at any of its parts.
+    `controller`: memory or cpu. The path as a container sees it may begin at any of its parts.
     """
-    text = read_text(root / "proc/self/cgroup")
+    text = read_text(root / "proc" / pid / "cgroup")
     top = root / "sys/fs/cgroup"
     groups = sorted((line.split(":", 2)[1:] for line in text.splitlines() if line.count(":") >= 2), reverse=True)
     for controllers, path in groups:
-        if controllers and "memory" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
         folder = Path(path.lstrip("/"))
         for each in (folder, *folder.parents):
-            yield not controllers, (top / "memory" if controllers else top) / each
+            yield not controllers, (top / controller if controllers else top) / each

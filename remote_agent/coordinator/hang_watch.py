@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from remote_agent.coordinator import inputs
+from remote_agent.coordinator import inputs, slow_watch
 from remote_agent.coordinator import state as s
 from remote_agent.coordinator.transitions import stop_group
 from remote_agent.diagnose.evidence import JobContext
@@ -21,7 +21,6 @@ from remote_agent.diagnose.hang.stalls import (
     missing_of,
     stall_incident,
 )
-from remote_agent.diagnose.hang.stragglers import find_straggler
 from remote_agent.diagnose.incidents import iso_time
 from remote_agent.wire.events import EventType, StopCause
 
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
 ASK_SHARE = 1 / 4
 # If every rank waits, the network may just be slow: it gets this many times hang_after.
 NETWORK_TIMES = 3
-# Ranks are called slow if the others wait for the same ones in this many rounds in a row.
-SLOW_ROUNDS = 3
 # Setting up a group and a model takes fewer collectives than this.
 STEPPED_COLLECTIVES = 20
 
@@ -79,7 +76,7 @@ def on_pulses(turn: Turn, event: inputs.Pulses) -> None:
     # A script that prints no steps counts as having made some after this many collectives.
     stepped = state.stepped or collectives(watch.now) >= STEPPED_COLLECTIVES
     turn.set(watch=watch, stepped=stepped)
-    _look_for_slow(turn)
+    slow_watch.on_pulses(turn)
     left = frozenset(number for number, rank in state.ranks.items() if rank.state == "succeeded")
     watch = _look_for_loops(turn, left)
     stall = find_stall(watch.before, watch.now, left)
@@ -96,22 +93,6 @@ def on_pulses(turn: Turn, event: inputs.Pulses) -> None:
         # After a long wait that was not a hang, the next one gets more time.
         if turn.now - watch.since >= max(patience_s, 2 * watch.longest_s):
             _report(turn, stall)
-
-
-def _look_for_slow(turn: Turn) -> None:
-    """Warn of stragglers, for which the others wait all the time; slow ranks are no hang."""
-    ranks, watch = turn.state.ranks, turn.state.watch
-    nodes = {rank: ranks[rank].node for rank in watch.now if rank in ranks}
-    straggler = find_straggler({rank: watch.now[rank] for rank in nodes}, nodes)
-    before = watch.slow
-    rounds = 1
-    if straggler is not None and before is not None and straggler.ranks == before.ranks:
-        if straggler.newest == before.newest:
-            return
-        rounds += watch.slow_rounds
-    turn.set(watch=dataclasses.replace(watch, slow=straggler, slow_rounds=rounds))
-    if straggler is not None and rounds == SLOW_ROUNDS:
-        turn.warn(straggler.node, straggler.rank, "slow", straggler.text)
 
 
 def _look_for_loops(turn: Turn, left: frozenset[int]) -> s.Watch:

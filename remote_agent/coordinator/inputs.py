@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from remote_agent.diagnose.hang.pulses import Pulse
     from remote_agent.diagnose.incidents import Incident
     from remote_agent.wire import NodeSpec
-    from remote_agent.wire.documents import EvidenceEntry, PlacedAnswer, RankExit, SnapshotEntry
+    from remote_agent.wire.documents import EvidenceEntry, PlacedAnswer, RankExit, RankWindow, SnapshotEntry
 
 
 class Input:
@@ -95,6 +95,21 @@ class Pulses(GroupReport):
     """What a node's live ranks are doing: a pulse by rank."""
 
     ranks: Mapping[int, Pulse]
+
+
+@dataclasses.dataclass(frozen=True)
+class Windows(GroupReport):
+    """What the time of a node's ranks went to in one window, by rank."""
+
+    window: int
+    ranks: Mapping[int, RankWindow]
+
+
+@dataclasses.dataclass(frozen=True)
+class Unsampled(GroupReport):
+    """Why a node's ranks cannot be sampled; empty: they can."""
+
+    reason: str
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,17 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from remote_agent.coordinator import code_version, formation, hang_watch, inputs, phases, policy, snapshots, views
+from remote_agent.coordinator import (
+    code_version,
+    formation,
+    hang_watch,
+    inputs,
+    phases,
+    policy,
+    slow_watch,
+    snapshots,
+    views,
+)
 from remote_agent.coordinator import state as s
 from remote_agent.coordinator.operator_requests import CORDONED, VERBS
 from remote_agent.coordinator.transitions import (
@@ -415,6 +425,7 @@ def on_tick(turn: Turn, event: inputs.Tick) -> None:
         # A node outside the group may have disappeared, or the wait for it may be over.
         turn.go_soon()
     hang_watch.on_tick(turn)
+    slow_watch.on_tick(turn)
 
 
 def _keep_quorum(turn: Turn) -> None:
@@ -472,6 +483,8 @@ HANDLERS: dict[type, Callable[[Turn, Any], None]] = {
     inputs.Unfit: on_unfit,
     inputs.Heartbeat: on_heartbeat,
     inputs.Pulses: hang_watch.on_pulses,
+    inputs.Windows: slow_watch.on_windows,
+    inputs.Unsampled: slow_watch.on_unsampled,
     inputs.NodeWarning: on_notice,
     inputs.LastOutput: on_last_output,
     inputs.AgentDead: on_agent_dead,

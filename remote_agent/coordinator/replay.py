@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         GenerationStartedDetail,
         JournalEvent,
         RanksAssignedDetail,
+        SlowStatus,
         TreeChangedDetail,
     )
 
@@ -211,7 +212,7 @@ def _generation_running(state: s.State, record: JournalEvent) -> s.State:
     for name, start in detail.get("starts", {}).items():
         if name in state.nodes:
             state = _with_node(state, name, cold=start["why"])
-    return _phases(replace(state, phase=s.RUNNING, ranks=ranks), record)
+    return _phases(replace(state, phase=s.RUNNING, ranks=ranks, watch=s.Watch()), record)
 
 
 def _phases(state: s.State, record: JournalEvent) -> s.State:
@@ -249,6 +250,10 @@ def _warning(state: s.State, record: JournalEvent) -> s.State:
     detail = record["detail"]
     key = (str(record["node"]), record["rank"], str(detail.get("kind", "nan")))
     return replace(state, warnings={**state.warnings, key: str(detail["message"])})
+
+
+def _with_slow(state: s.State, status: SlowStatus | None) -> s.State:
+    return replace(state, watch=s.Watch(slow=s.SlowWatch(status=status)))
 
 
 def _ended(state: s.State, record: JournalEvent) -> s.State:
@@ -297,6 +302,8 @@ FOLDS: dict[str, Callable[[s.State, JournalEvent], s.State]] = {
     ),
     EventType.INCIDENT: lambda state, record: replace(state, incidents=record["detail"]["id"]),
     EventType.WARNING: _warning,
+    EventType.SLOW: lambda state, record: _with_slow(state, record["detail"]),
+    EventType.SLOW_OVER: lambda state, _: _with_slow(state, None),
     EventType.JOB_SUCCEEDED: _ended,
     EventType.JOB_FAILED: _ended,
     EventType.JOB_STOPPED: _ended,

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
+from remote_agent.diagnose.hang.stragglers import NOBODY, Stragglers
 from remote_agent.snapshots.choice import NOTHING_SKIPPED, Skipped
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from remote_agent.coordinator.quorum import Groups, Votes
     from remote_agent.diagnose.hang.loops import Loop
     from remote_agent.diagnose.hang.pulses import Pulse
-    from remote_agent.diagnose.hang.stragglers import Straggler
+    from remote_agent.diagnose.slow import Slowness
     from remote_agent.wire import JobSpec, NodeSpec
     from remote_agent.wire.documents import (
         IncidentDocument,
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
         OfferedSnapshot,
         PlacedAnswer,
         RankExit,
+        RankWindow,
+        SlowStatus,
         SnapshotEntry,
     )
     from remote_agent.wire.events import EventType
@@ -101,6 +104,32 @@ class Rank:
 
 
 @dataclasses.dataclass(frozen=True)
+class SlowWatch:
+    """What is known of what the time of the running group's ranks goes to; windows by their number."""
+
+    began: int = 0
+    """The window in which the process group came up; 0: it has not."""
+    until: int = 0
+    """Windows before this one have been ordered."""
+    suspected: int = 0
+    """The window in which something was suspected last."""
+    pending: Mapping[int, Mapping[int, RankWindow]] = dataclasses.field(default_factory=dict)
+    """What has been reported of windows that are not judged yet, by rank."""
+    judged: tuple[Mapping[int, RankWindow], ...] = ()
+    """The newest windows that were judged."""
+    found: Slowness | None = None
+    """What the newest one shows, as have the `rounds` - 1 before it; None: nothing."""
+    rounds: int = 0
+    status: SlowStatus | None = None
+    """What the journal says now."""
+    since_ns: int = 0
+    last: Stragglers = NOBODY
+    """The ranks that arrived last at most collectives of the newest round of pulses."""
+    off: str = ""
+    """Why ranks cannot be sampled."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Watch:
     """What is known of the running group's progress; times are those of the coordinator's clock."""
 
@@ -122,9 +151,7 @@ class Watch:
     hang_at: float = 0.0
     longest_s: float = 0.0
     """The longest wait that looked like a hang but was not."""
-    slow: Straggler | None = None
-    """The straggler of the last `slow_rounds` rounds."""
-    slow_rounds: int = 0
+    slow: SlowWatch = SlowWatch()
     loops: Mapping[int, Loop] = dataclasses.field(default_factory=dict)
     """The ranks that compute while others wait for them."""
 

@@ -16,6 +16,7 @@ from remote_agent.wire.events import Condition, StopCause
 if TYPE_CHECKING:
     from remote_agent.wire.documents import (
         GpuVitals,
+        JobWarning,
         NodeFacts,
         NodeStatus,
         NodeVitals,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
         RankProgress,
         RankStatus,
         RankVitals,
+        SlowStatus,
         Status,
     )
 
@@ -106,6 +108,7 @@ def document(state: s.State, facts: Facts, coordinator: str | None, now: float |
     now: the age of vitals grows by the time since a node's `heard_at`.
     """
     median = _median_position(state, facts, now)
+    slow = views.slow_status(state)
     ranks: dict[str, list[s.Rank]] = {}
     for rank in sorted(state.ranks.values(), key=lambda rank: rank.rank):
         ranks.setdefault(rank.node, []).append(rank)
@@ -127,10 +130,9 @@ def document(state: s.State, facts: Facts, coordinator: str | None, now: float |
             for name, node in state.nodes.items()
         ],
         "incident": state.incident,
-        "warnings": [
-            {"kind": kind, "node": node, "rank": rank, "message": message}
-            for (node, rank, kind), message in state.warnings.items()
-        ],
+        "warnings": _warnings(state, slow),
+        "slow": slow,
+        "sampling": views.sampling(state),
         "failure": state.failure,
         "plan": _plan(state),
         "environment": {"env": dict(state.env), "from_generation": state.env_from} if state.env else None,
@@ -138,6 +140,18 @@ def document(state: s.State, facts: Facts, coordinator: str | None, now: float |
         "snapshots": views.kept_snapshots(state),
         "script": {"kind": state.spec.kind, "script": state.spec.script, "args": list(state.spec.args)},
     }
+
+
+def _warnings(state: s.State, slow: list[SlowStatus]) -> list[JobWarning]:
+    """Return all warnings; slow ranks are among them for readers that know nothing else."""
+    warnings: list[JobWarning] = [
+        {"kind": kind, "node": node, "rank": rank, "message": message}
+        for (node, rank, kind), message in state.warnings.items()
+    ]
+    for one in slow:
+        rank = one["ranks"][0] if len(one["ranks"]) == 1 else None
+        warnings.append({"kind": "slow", "node": one["node"], "rank": rank, "message": f"slow: {one['message']}"})
+    return warnings
 
 
 def _live(state: s.State, facts: NodeFacts) -> Mapping[str, RankFacts]:

@@ -13,7 +13,7 @@ from remote_agent.coordinator.quorum import lacking
 from remote_agent.wire.events import StopCause
 
 if TYPE_CHECKING:
-    from remote_agent.wire.documents import SnapshotEntry, SnapshotStatus, TreeStatus, TreeVersion
+    from remote_agent.wire.documents import Sampling, SlowStatus, SnapshotEntry, SnapshotStatus, TreeStatus, TreeVersion
 
 # People see this many digits of a digest.
 SHORT = 8
@@ -128,3 +128,15 @@ def is_last(state: s.State) -> bool:
     # The verdict may still find one node at fault, or the new work tree.
     is_certain = not state.blames and not state.suspects and has_proven_tree(state)
     return state.cause == StopCause.FAILURE and state.restarts >= state.spec.max_restarts and is_certain
+
+
+def slow_status(state: s.State) -> list[SlowStatus]:
+    """Return for which ranks the others wait, or what limits all of them, while the group runs."""
+    status = state.watch.slow.status
+    return [status] if status is not None and state.phase == s.RUNNING else []
+
+
+def sampling(state: s.State) -> Sampling:
+    """Return whether the ranks are sampled."""
+    off = "slow = false" if not state.spec.slow else state.watch.slow.off
+    return {"state": "off" if off else "on", "reason": off or None}

@@ -19,8 +19,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from remote_agent.engine.sampler import WAKE
 from remote_agent.engine.waiting import ORDER as WAIT_ORDER
-from remote_agent.engine.worker import HIDDEN_NAME, IMPORTS, PIPE, WAITING
+from remote_agent.engine.worker import HIDDEN_NAME, IMPORTS, PIPE, SAMPLER, WAITING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,8 +40,9 @@ _PREFIXES = (".run-", ".wait-", "supervisor-run-")
 class BootDirectory:
     """A private directory for one generation; call close() to remove it."""
 
-    def __init__(self, log_dir: Path) -> None:
-        self.path = _make(log_dir, _PREFIXES[0])
+    def __init__(self, log_dir: Path, sampling: bool = False) -> None:
+        """`sampling`: the ranks can be sampled (inspect/phases.py)."""
+        self.path = _make(log_dir, _PREFIXES[0], sampling)
         self._rest = b""
         self.requests: dict[tuple[int, str], asyncio.Future[bytes]] = {}
         """The newest request of each kind to each rank's worker server."""
@@ -90,7 +92,7 @@ class BootDirectory:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-@functools.lru_cache(maxsize=3)
+@functools.lru_cache(maxsize=4)
 def _compiled(file: str, name: str) -> tuple[bytes, bytes]:
     """Return a file of the engine as source and as this Python's .pyc, which saves each worker 4 ms."""
     source = pkgutil.get_data("remote_agent.engine", file)
@@ -104,25 +106,28 @@ def _compiled(file: str, name: str) -> tuple[bytes, bytes]:
 
 def waiting_directory(folder: Path) -> Path:
     """Make the private directory of a waiting process below `folder`; the caller removes it. Raises OSError."""
-    path = _make(folder, _PREFIXES[1])
+    path = _make(folder, _PREFIXES[1], sampling=False)
     _put(path, "waiting.py", WAITING)
     return path
 
 
-def _make(folder: Path, prefix: str) -> Path:
+def _make(folder: Path, prefix: str, sampling: bool) -> Path:
     # Next to the logs, which last as long as the job. The system's directory is for file systems without pipes, and for
     # paths that PYTHONPATH would split.
     if os.pathsep not in str(folder):
         with contextlib.suppress(OSError):
-            return _fill(Path(tempfile.mkdtemp(prefix=prefix, dir=folder)))
-    return _fill(Path(tempfile.mkdtemp(prefix=_PREFIXES[2])))
+            return _fill(Path(tempfile.mkdtemp(prefix=prefix, dir=folder)), sampling)
+    return _fill(Path(tempfile.mkdtemp(prefix=_PREFIXES[2])), sampling)
 
 
-def _fill(path: Path) -> Path:
+def _fill(path: Path, sampling: bool) -> Path:
     try:
         os.mkfifo(path / PIPE, 0o600)
         (path / "__pycache__").mkdir()
         _put(path, "worker.py", HIDDEN_NAME)
+        if sampling:
+            os.mkfifo(path / WAKE, 0o600)
+            _put(path, "sampler.py", SAMPLER)
     except OSError:
         shutil.rmtree(path, ignore_errors=True)
         raise

@@ -36,7 +36,14 @@ from remote_agent.vitals.host_notes import HostNotes
 from remote_agent.wire import Answer, Args, Channel, ChannelClosed, Problem, WireError
 
 if TYPE_CHECKING:
-    from remote_agent.wire.answers import NetworkNotice, RankStacks, StartedWorkers, StoppedWorkers, TorchFacts
+    from remote_agent.wire.answers import (
+        NetworkNotice,
+        RankStacks,
+        SampledRanks,
+        StartedWorkers,
+        StoppedWorkers,
+        TorchFacts,
+    )
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +102,7 @@ class Engine:
             "stop": self._stop,
             "stacks": self._stacks,
             "pulse": self._pulse,
+            "sample": self._sample,
             "signal": self._signal,
             "keep": self._keep,
             "standby": self._begin_standby,
@@ -289,6 +297,10 @@ class Engine:
 
     async def _pulse(self, args: Args) -> Mapping[str, object]:
         return {"ranks": await self._live_group().pulses(bool(args.get("stacks")))}
+
+    async def _sample(self, args: Args) -> SampledRanks:
+        times = _number(args, "until_ns"), _number(args, "shift_ns")
+        return await self._live_group().sample(*times, bool(args.get("routine")))
 
     async def _keep(self, args: Args) -> Mapping[str, object]:
         return {"files": await self._live_group().keep(args.get("ranks"))}

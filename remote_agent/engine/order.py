@@ -58,6 +58,8 @@ class Order:
     """Seconds from SIGTERM to SIGKILL for workers that torch's agent stops."""
     rendezvous: OrderedMeeting | None
     """How torch's agents form the group; None: the ranks are in this order."""
+    slow: bool
+    """Whether the ranks can be sampled, to see why they are slow."""
     standby: str
     """The directory of what is known of scripts for a waiting process; empty: there is none."""
 

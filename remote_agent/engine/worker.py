@@ -28,6 +28,7 @@ PIPE = "main"
 HIDDEN_NAME = "sitecustomize"
 IMPORTS = "imports"
 WAITING = "supervisor_waiting"
+SAMPLER = "supervisor_sampler"
 PR_SET_PDEATHSIG = 1
 SIGKILL = 9
 # An answer takes milliseconds, on a loaded machine more.
@@ -246,6 +247,7 @@ def serve_stacks_later(here: str) -> None:
                 serve_stacks(here)
             finally:
                 report_over_later(here, pid)
+                quietly(sample_later, here)
 
     if "torch.distributed" in sys.modules:
         quietly(start)
@@ -371,6 +373,12 @@ def has_clients(name: str) -> bool:
     return any(fields[7:] == [name] and not int(fields[3], 16) & 0x10000 for fields in sockets[1:])
 
 
+def sample_later(here: str) -> None:
+    """Start the thread that samples this rank in bouts, unless the job has it off: then its file is not there."""
+    if os.path.exists(os.path.join(here, f"{SAMPLER}.py")):
+        import_from(here, SAMPLER).start(here, int(os.environ["RANK"]))
+
+
 def without_server_log(make: Callable[[], Any]) -> Any:
     """Return make() without the worker server's lines on stderr; other threads' lines are kept."""
     real = os.dup(2)
@@ -396,18 +404,22 @@ def import_hidden() -> None:
     __import__(HIDDEN_NAME)
 
 
+def import_from(here: str, name: str) -> Any:
+    """Return a module of the engine's directory, of which sys.path and sys.modules keep no trace."""
+    sys.path.insert(0, here)
+    try:
+        return __import__(name)
+    finally:
+        sys.path.remove(here)
+        sys.path_importer_cache.pop(here, None)
+        sys.modules.pop(name, None)
+
+
 def wait_for_orders(here: str) -> str:
     """Load modules and wait; returns, in each rank that is forked then, its own directory."""
     known = set(sys.modules)
-    sys.path.insert(0, here)
     try:
-        try:
-            waiting = __import__(WAITING)
-        finally:
-            sys.path.remove(here)
-            sys.path_importer_cache.pop(here, None)
-            sys.modules.pop(WAITING, None)
-        there: str = waiting.wait(here, known)
+        there: str = import_from(here, WAITING).wait(here, known)
     except BaseException:  # noqa: BLE001  Python would ignore it and run the script, in a process that is no rank
         os._exit(1)
     return there

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from remote_agent.base.files import disk_space, read_text
-from remote_agent.base.proc import memory_folders
+from remote_agent.base.proc import cgroup_folders
 from remote_agent.vitals.gpus.gpu import SELECTORS, Gpu, gpu_of
 from remote_agent.vitals.gpus.reader import GpuLink
 from remote_agent.vitals.netif import interface_of
@@ -126,7 +126,7 @@ class HostUsage:
         info = {words[0]: int(words[1]) * 1024 for words in lines if len(words) > 1 and words[1].isdigit()}
         total, available = info.get("MemTotal:"), info.get("MemAvailable:")
         used = None if total is None or available is None else total - available
-        for is_v2, folder in memory_folders(self._root):
+        for is_v2, folder in cgroup_folders("memory", self._root):
             limit = self._number(folder / ("memory.max" if is_v2 else "memory.limit_in_bytes"))
             if limit is not None and (total is None or limit < total):
                 held = self._number(folder / ("memory.current" if is_v2 else "memory.usage_in_bytes"))

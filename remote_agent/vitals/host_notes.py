@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from remote_agent.base.files import read_text
-from remote_agent.base.proc import memory_folders
+from remote_agent.base.proc import cgroup_folders
 from remote_agent.diagnose.exits import signal_name
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class HostNotes:
 
     def _counters(self) -> dict[tuple[Path, str], int]:
         """Return the OOM counters of the memory cgroup that this process and its workers are in."""
-        for is_v2, folder in memory_folders(self._root):
+        for is_v2, folder in cgroup_folders("memory", self._root):
             path = folder / ("memory.events" if is_v2 else "memory.oom_control")
             if text := read_text(path):
                 return {(path, name): int(count) for name, count in _COUNTED.findall(text)}

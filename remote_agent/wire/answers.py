@@ -6,7 +6,7 @@ documents.py; the annotations are evaluated in the same way.
 
 from typing import Annotated, Any, Optional, TypedDict
 
-from remote_agent.wire.documents import Count, GenerationNumber, RankExit, RankNumber, TimeNs
+from remote_agent.wire.documents import Count, GenerationNumber, RankExit, RankNumber, RankWindow, TimeNs
 from remote_agent.wire.gate import Name, row, whole
 
 # A node gives no more rows of a log than this at once.
@@ -106,6 +106,27 @@ class RankStacks(_RankStacks, total=False):
     children: dict[str, list[ChildStack]]
     note: Optional[str]
     """Why stacks of child processes are missing, if any are."""
+
+
+class SampledRanks(TypedDict):
+    """New windows of ranks, by the window's number and by rank; off: by rank, why it cannot be sampled."""
+
+    windows: dict[str, dict[str, RankWindow]]
+    off: dict[str, str]
+
+
+class NodeWindows(SampledRanks):
+    """The newest whole windows of a node's ranks, for an operator."""
+
+    generation: GenerationNumber
+
+
+class JobWindows(TypedDict):
+    """The same of all nodes: by rank and number, the node of each rank, by rank why there is nothing."""
+
+    windows: dict[str, dict[str, RankWindow]]
+    nodes: dict[str, str]
+    unreachable: dict[str, str]
 
 
 class JobStacks(_RankStacks):

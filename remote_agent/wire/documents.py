@@ -413,6 +413,36 @@ class HookDetail(_Hook, AskedDetail, total=False):
     event: str
 
 
+# --- what the time of ranks goes to (engine/sampler.py)
+
+TakenBy = TypedDict("TakenBy", {"name": str, "pid": Count, "share": float})
+"""The busiest other process on a rank's processor, and its share of one."""
+RankWindow = TypedDict(
+    "RankWindow",
+    {"looks": Count, "phases": dict[str, Annotated[tuple[float, float], row(float, float)]], "disk_s": float,
+     "delay_s": float, "throttled_s": float, "faults": Count, "cuda": bool, "taken": Optional[TakenBy],
+     "sites": list[Annotated[tuple[str, str, str, int, float], row(Name, Name, Name, Count, float)]]},
+)  # fmt: skip
+"""What a rank's main thread did in one window, in seconds.
+
+looks: how often it was seen; phases: by phase, the time and that of the processor; disk_s, delay_s, throttled_s: the
+time in which it waited for the disk, for a processor, and because of its cgroup's limit; faults: pages that were read
+from disk; sites: phase, file, function, line and time of the places with the most time.
+"""
+WINDOW_S = 10.0
+"""How long a window is: number N begins at N times this, in seconds of the coordinator's clock since the epoch."""
+SlowPlace = TypedDict("SlowPlace", {"file": str, "line": Count, "function": str})
+SlowCause = TypedDict("SlowCause", {"kind": str, "share": float, "by": Optional[str], "pid": Optional[Count]})
+SlowStatus = TypedDict(
+    "SlowStatus",
+    {"node": Optional[Name], "ranks": list[RankNumber], "since": str, "share": float, "phase": str,
+     "place": Optional[SlowPlace], "cause": Optional[SlowCause], "limits": Optional[str], "message": str},
+)  # fmt: skip
+SlowOverDetail = TypedDict("SlowOverDetail", {"ranks": list[RankNumber], "seconds": float, "reason": str})
+Sampling = TypedDict("Sampling", {"state": str, "reason": Optional[str]})
+"""Whether ranks are sampled: on or off; why not, or not always."""
+
+
 def _detail(kind: Any = AskedDetail, /, **optional: Any) -> Shape:
     own, others = fields(kind)
     return record(own, {**AskedDetail.__annotations__, **others, **optional})
@@ -446,6 +476,8 @@ _DETAILS: Mapping[str, Shape] = {
     EventType.INCIDENT: shape(IncidentDocument),
     EventType.LAST_OUTPUT: _detail(LastOutputDetail),
     EventType.WARNING: _detail(_Warning, kind=str),
+    EventType.SLOW: _detail(SlowStatus),
+    EventType.SLOW_OVER: _detail(SlowOverDetail),
     EventType.ENVIRONMENT_SET: _detail(EnvironmentSetDetail),
     EventType.TREE_CHANGED: _detail(TreeChangedDetail),
     EventType.RESTART_REQUESTED: _detail(RestartRequestedDetail),
@@ -721,6 +753,8 @@ class Status(TypedDict, total=False):
     nodes: list[NodeStatus]
     incident: Optional[IncidentDocument]
     warnings: list[JobWarning]
+    slow: list[SlowStatus]
+    sampling: Sampling
     failure: Optional[str]
     plan: Optional[str]
     environment: Optional[EnvironmentStatus]

@@ -50,6 +50,8 @@ class EventType(Word):
     INCIDENT_HEALED = "incident_healed"
     HANG_OVER = "hang_over"
     WARNING = "warning"
+    SLOW = "slow"
+    SLOW_OVER = "slow_over"
     RESTART_REQUESTED = "restart_requested"
     REMOVE_REQUESTED = "remove_requested"
     STOP_REQUESTED = "stop_requested"
@@ -68,6 +70,7 @@ class EventType(Word):
 # The words of these types are not just the type with spaces.
 _LABELS: Mapping[str, str] = {
     EventType.HANG_OVER: "hang ended",
+    EventType.SLOW_OVER: "no longer slow",
     EventType.TREE_CHANGED: "work tree changed",
 }
 

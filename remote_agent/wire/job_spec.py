@@ -87,6 +87,8 @@ class JobSpec:
     """How long ranks must wait for an inactive rank before it counts as a hang; 0: hangs are not detected."""
     hang_restart: float = 0.0
     """A group that hangs for this long is restarted, like after a failure; 0: never."""
+    slow: bool = True
+    """Whether ranks are sampled now and then, to say which one the others wait for, and why."""
     join_timeout: float = 120.0
     """How long generation 0 waits for all members before it starts with at least min_nodes."""
     settle_timeout: float = 3.0

@@ -1,4 +1,4 @@
-"""`supervisor stacks` and `supervisor signal`: the Python stacks of ranks and their child processes; send a signal.
+"""`supervisor stacks`, `why` and `signal`: the Python stacks of ranks; what their time goes to; send a signal.
 
 In: argv. Out: text, equal stacks grouped; one line per signalled rank; or one JSON document.
 """
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from supervisor.cli.options import add_json, in_session, make_parser, parse, read_ranks, settle
 from supervisor.cli.output import write_json, write_lines, write_ranks
 from supervisor.errors import UsageError
+from supervisor.wording.slow import Times
 from supervisor.wording.stacks import stacks_lines
 
 if TYPE_CHECKING:
@@ -34,6 +35,25 @@ def run(verb: str, argv: Sequence[str]) -> int:
             write_json(stacks)
         else:
             write_lines(stacks_lines(**stacks))
+        return 0
+
+    return in_session(options, show, live_only=True)
+
+
+def run_why(verb: str, argv: Sequence[str]) -> int:
+    """Sample all ranks for some 20 s, and show what their time goes to; returns the exit code."""
+    parser = make_parser(verb)
+    parser.add_argument("--rank", type=read_ranks, metavar="RANK[,RANK…]", help="these ranks beside the others: 0,2-4")
+    add_json(parser)
+    options = parse(parser, argv)
+
+    async def show(session: Session) -> int:
+        await settle(session)
+        times = Times(await session.why())
+        if options.json:
+            write_json(times.to_json(options.rank))
+        else:
+            write_lines(times.lines(options.rank))
         return 0
 
     return in_session(options, show, live_only=True)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 JOB_KEYS = (
     "job", "state", "generation", "restarts", "max_restarts", "world_size", "coordinator", "started_at", "nodes",
-    "incident", "condition", "snapshots", "phases",
+    "incident", "condition", "snapshots", "phases", "sampling",
 )  # fmt: skip
 NODE_KEYS = ("name", "address", "state", "group_rank", "reason", "agent_pid", "clock_offset_ms", "ranks")
 RANK_KEYS = ("rank", "local_rank", "pid", "state", "exit_code", "step", "last_output_age_s")
@@ -47,6 +47,7 @@ def contract(status: Status) -> dict[str, object]:
         }
         for node in status.get("nodes", ())
     ]
+    document["slow"] = list(status.get("slow", ()))
     document["warnings"] = [{key: one.get(key) for key in WARNING_KEYS} for one in status.get("warnings", ())]
     return document
 

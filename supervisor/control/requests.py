@@ -13,7 +13,7 @@ import re
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from remote_agent.wire import Args, CallFailed, WireError
 from remote_agent.wire.events import ENDED_STATES, LIVE_RANKS
@@ -25,7 +25,7 @@ from supervisor.ssh.forward import Forward
 
 if TYPE_CHECKING:
     from remote_agent.wire import NodeSpec
-    from remote_agent.wire.answers import ChildStack, JobStacks, RankStacks
+    from remote_agent.wire.answers import JobStacks, JobWindows, NodeWindows, RankStacks
     from remote_agent.wire.documents import EditedTree, NodeStatus, ReplyEntry, RequestReply, Status
     from supervisor.link.host_link import HostLink
     from supervisor.link.hub import Hub
@@ -325,14 +325,58 @@ def _generation(hub: Hub) -> int:
     return max(int(hub.status.get("generation", -1)), int(newest))
 
 
-# --- stacks
+# --- stacks, and what the time of ranks goes to
 
 # A node whose ranks do not answer takes 3.5 s.
 STACKS_DEADLINE = 20.0
+# Two whole windows, and what is left of the one that runs.
+WHY_DEADLINE = 60.0
 
 
 async def collect_stacks(hub: Hub, ranks: list[int] | None) -> JobStacks:
     """Return what these ranks are doing; raises Unreachable, RequestFailed."""
+    all_stacks: JobStacks = {"stacks": {}, "unreachable": {}, "children": {}, "notes": {}}
+    answers, unreachable = await _ask_live(hub, ranks, "stacks", {"ranks": ranks}, STACKS_DEADLINE)
+    for name, answer in answers.items():
+        own: RankStacks = answer
+        all_stacks["stacks"].update(own["stacks"])
+        unreachable.update(own["unreachable"])
+        all_stacks["children"].update(own.get("children", {}))
+        if note := own.get("note"):
+            all_stacks["notes"][name] = note
+    all_stacks["unreachable"] = {rank: text for rank, text in unreachable.items() if rank not in all_stacks["stacks"]}
+    if not all_stacks["stacks"] and not all_stacks["unreachable"]:
+        raise RequestFailed(f"job {hub.job} has no live rank" + (" of those" if ranks else ""))
+    return all_stacks
+
+
+async def collect_windows(hub: Hub) -> JobWindows:
+    """Have all ranks sampled; return what their time went to. Raises Unreachable, RequestFailed."""
+    answers, unreachable = await _ask_live(hub, None, "why", {}, WHY_DEADLINE)
+    if not unreachable:
+        raise RequestFailed(f"job {hub.job} has no live rank")
+    sampled: JobWindows = {"windows": {}, "nodes": {}, "unreachable": unreachable}
+    for node in hub.status.get("nodes", ()):
+        if node["name"] in answers:
+            own: NodeWindows = answers[node["name"]]
+            for rank in _ranks_of(node) & unreachable.keys():
+                windows = {number: ranks[rank] for number, ranks in own["windows"].items() if rank in ranks}
+                sampled["nodes"][rank] = node["name"]
+                if windows:
+                    sampled["windows"][rank] = windows
+                    del unreachable[rank]
+                else:
+                    unreachable[rank] = own["off"].get(rank) or "it has not imported torch.distributed"
+    return sampled
+
+
+async def _ask_live(
+    hub: Hub, ranks: list[int] | None, op: str, args: Args, deadline_s: float
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return by node what the agents of these ranks (None: all) answer, and by rank why there is no answer; "": none.
+
+    Raises Unreachable, RequestFailed.
+    """
     status: Status = await hub.call("status")
     if status["state"] in ENDED_STATES:
         raise RequestFailed(f"job {hub.job} is over: {status['state']}", kind="ended")
@@ -347,31 +391,19 @@ async def collect_stacks(hub: Hub, ranks: list[int] | None) -> JobStacks:
     links = [link for link in hub.links.values() if is_asked(link)]
     if not links:
         raise hub.unreachable("no agent is alive there")
-    stacks: dict[str, str] = {}
-    children: dict[str, list[ChildStack]] = {}
-    notes: dict[str, str] = {}
+    answers: dict[str, Any] = {}
 
     async def one(name: str) -> None:
         try:
-            answer = await hub.links[name].call("stacks", {"ranks": ranks}, timeout_s=STACKS_DEADLINE)
-            own: RankStacks = answer.data
+            answers[name] = (await hub.links[name].call(op, args, timeout_s=deadline_s)).data
         except (CallFailed, WireError, asyncio.TimeoutError) as error:
             for node in status.get("nodes", ()):
                 if node["name"] == name:
                     reasons = {str(rank["rank"]): f"{name}: {why(error)}" for rank in node.get("ranks", ())}
                     unreachable.update({rank: text for rank, text in reasons.items() if rank in unreachable})
-            return
-        stacks.update(own["stacks"])
-        unreachable.update(own["unreachable"])
-        children.update(own.get("children", {}))
-        if note := own.get("note"):
-            notes[name] = note
 
     await asyncio.gather(*(one(link.view.name) for link in links))
-    unreachable = {rank: reason for rank, reason in unreachable.items() if rank not in stacks}
-    if not stacks and not unreachable:
-        raise RequestFailed(f"job {hub.job} has no live rank" + (" of those" if ranks else ""))
-    return {"stacks": stacks, "unreachable": unreachable, "children": children, "notes": notes}
+    return answers, unreachable
 
 
 def _ranks_of(node: NodeStatus) -> set[str]:

@@ -23,6 +23,7 @@ from remote_agent.wire.answers import (
     LogEntry,
     LogPage,
     LogWindow,
+    NodeWindows,
     Port,
     ProbeFacts,
     ProbePort,
@@ -271,6 +272,7 @@ SHAPES: Mapping[str, Read] = {
     "signal": _with(refused=dict[str, str]),
     "keep": _with(files=dict[str, list[str]]),
     "stacks": _plain(reader(RankStacks)),
+    "why": _plain(reader(NodeWindows)),
     "tree_has": _with(has=bool),
     "tree_plan": _with(missing=list[str], left=list[str], **_TREE_CHANGES),
     "tree_commit": _with(kept_in=str | None, **_TREE_CHANGES),
@@ -291,7 +293,7 @@ SHAPES: Mapping[str, Read] = {
 
 
 _READS = {"status", "watch", "events", "incidents", *(op for op in SHAPES if op.startswith("log_"))}
-_OF_ONE_NODE = {"await_engine", "job_files", "nccl", "series", "stacks"}
+_OF_ONE_NODE = {"await_engine", "job_files", "nccl", "series", "stacks", "why"}
 PASSED_ON = {op for op in SHAPES if op.startswith(("log_", "snapshot_"))} | _OF_ONE_NODE
 """What a host is asked through another one. How the job is, and who its members are, comes over connections only."""
 # Such a refusal depends only on the request: every host answers the same.

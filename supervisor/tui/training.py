@@ -298,5 +298,4 @@ def _strips(series: Series, job_view: JobView, width: int, height: int, glyphs: 
 
 def _slow(status: Status) -> set[object]:
     """Return the ranks, and nodes, that the others wait for most of the time."""
-    slow = [one for one in status.get("warnings", ()) if one["kind"] == "slow"]
-    return {one["node"] if one.get("rank") is None else one["rank"] for one in slow}
+    return {rank for one in status.get("slow", ()) for rank in one["ranks"]}

@@ -15,6 +15,7 @@ from supervisor.inventory.pattern import fold
 from supervisor.wording import usage
 from supervisor.wording.events import phases_text, snapshot_step, start_text, starts_text, variables
 from supervisor.wording.incidents import hang_step, standing
+from supervisor.wording.slow import slow_line
 from supervisor.wording.values import age, clock_ns, date, date_ns, one_line, or_dash, table
 
 if TYPE_CHECKING:
@@ -135,7 +136,10 @@ def status_tail(status: Status) -> list[str]:
     if incident:
         now = f" ({text})" if (text := standing(incident)) else ""
         lines.append(f"incident {incident.get('id')}{now}: {one_line(incident.get('summary'))}")
+    lines += [slow_line(one) for one in status.get("slow") or ()]
     for one in status.get("warnings") or ():
+        if one["kind"] == "slow":
+            continue
         who = one["node"] if one["rank"] is None else f"rank {one['rank']}"
         lines.append(f"warning: {who}: {one_line(one['message'])}")
     if status.get("coordinator_reachable") is False and status.get("state") not in ENDED_STATES:

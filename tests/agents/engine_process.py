@@ -169,6 +169,7 @@ def order(root: Path, script: str | Path, *args: str, **changes: Any) -> Any:
         "virtual_local_rank": False,
         "shutdown_timeout": 15,
         "rendezvous": None,
+        "slow": True,
         "standby": "",
         **changes,
     }

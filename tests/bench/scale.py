@@ -33,7 +33,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 from unittest import mock
 
 from remote_agent.agent.agent import Agent
@@ -52,6 +52,7 @@ from remote_agent.election.ballot import Ballot
 from remote_agent.election.member import Member
 from remote_agent.wire import FIRST_TERM, Answer, Args, Channel, ChannelClosed, Frame, Handler, JobSpec, NodeSpec
 from remote_agent.wire.channel import CallFailed, refuse
+from remote_agent.wire.documents import WINDOW_S
 from remote_agent.wire.events import EventType
 from remote_agent.wire.frames import LENGTHS_BYTES, decode, encode, sizes
 from supervisor.inventory import load
@@ -63,6 +64,10 @@ from supervisor.tui import looks, model
 from supervisor.tui.rows.tables import SortOrder, node_columns, rank_columns
 from supervisor.tui.rows.tables import Table as Grid
 from tests.bench.report import NEVER, Report, Table
+
+if TYPE_CHECKING:
+    from remote_agent.wire.answers import SampledRanks
+    from remote_agent.wire.documents import RankWindow
 
 RANKS = 8
 HOSTS = tuple(int(hosts) for hosts in os.environ.get("SUPERVISOR_SCALE_HOSTS", "64,256,1000").split(","))
@@ -388,6 +393,7 @@ class Engine:
         self.ranks: list[dict[str, int]] = []
         self.generation = -1
         self.begun = 0.0
+        self._sampled = 0
         self._tasks = Tasks()
 
     async def run(self) -> str:
@@ -419,11 +425,21 @@ class Engine:
             return {"ranks": self.ranks, "notice": None, "cold": ""}
         if op == "pulse":
             return {"ranks": {str(one["rank"]): _pulse(self.job, one["rank"]) for one in self.ranks}}
+        if op == "sample":
+            return self._windows(int(args["shift_ns"]))
         exits = [{**_exit(rank), "t_ns": time.time_ns(), "asked_ns": time.time_ns()} for rank in self.ranks]
         self.ranks = []
         for one in exits:
             await self._notice("exited", {"generation": int(args["generation"]), "exit": one})
         return {"exits": exits}
+
+    def _windows(self, shift_ns: int) -> SampledRanks:
+        """Return the window that has just ended, as a rank has it that trains."""
+        ended = int((time.time_ns() + shift_ns) / 1e9 / WINDOW_S) - 1
+        if ended <= self._sampled:
+            return {"windows": {}, "off": {}}
+        self._sampled = ended
+        return {"windows": {str(ended): {str(one["rank"]): _window() for one in self.ranks}}, "off": {}}
 
     async def fail(self, error: str) -> None:
         """Report that all ranks have failed, each with this exception."""
@@ -460,6 +476,14 @@ def _exit(rank: Mapping[str, int]) -> dict[str, Any]:
     said = {"text": f"step=1200 rank={rank['rank']} loss=2.3471 lr=0.0003 tok/s=96,021", "line": 1200}
     left = {"error": None, "tail": "", "stderr_lines": 12, "said": said, "nccl": ""}
     return {**rank, **how, **left, "over_ns": None}
+
+
+def _window() -> RankWindow:
+    """Return a window of a rank that trains and computes alone for most of its time."""
+    shares = {"forward": 3.1, "backward": 4.2, "optimizer": 0.9, "wait": 1.1, "input": 0.4, "script": 0.3}
+    sites = [(phase, "train.py", f"{phase}_step", 40 + at, each) for at, (phase, each) in enumerate(shares.items())]
+    return {"looks": 195, "phases": {phase: (each, 0.9 * each) for phase, each in shares.items()}, "disk_s": 0.0,
+            "delay_s": 0.02, "throttled_s": 0.0, "faults": 0, "cuda": False, "taken": None, "sites": sites}  # fmt: skip
 
 
 def _pulse(job: Job, rank: int) -> dict[str, Any]:

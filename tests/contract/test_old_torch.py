@@ -95,7 +95,7 @@ def use(version: str, folder: Path) -> None:
         generation=0, run_id="job", role="default", group_rank=0, base_rank=0, local_world_size=1, world_size=1,
         group_world_size=1, address="127.0.0.1", master_addr="", master_port=0, restart_count=0, max_restarts=0, env={},
         cwd=str(folder), kind="script", script="", args=(), log_dir=folder, links="", numa_binding="",
-        signals_to_handle="SIGTERM", virtual_local_rank=False, shutdown_timeout=5, standby="",
+        signals_to_handle="SIGTERM", virtual_local_rank=False, shutdown_timeout=5, slow=True, standby="",
         rendezvous={
             "backend": "c10d", "endpoint": f"127.0.0.1:{port}", "run_id": "job", "conf": "", "nnodes": "1",
             "is_ours": True, "local_addr": "127.0.0.1",

@@ -102,7 +102,7 @@ def test_status_json_is_the_contracts_document() -> None:
     document: Any = contract(status)
     assert list(document) == [
         *("job", "state", "generation", "restarts", "max_restarts", "world_size", "coordinator", "started_at"),
-        *("nodes", "incident", "condition", "snapshots", "phases", "warnings"),
+        *("nodes", "incident", "condition", "snapshots", "phases", "sampling", "slow", "warnings"),
     ]
     assert document["warnings"] == [warning]
     assert contract({"job": "j", "nodes": []})["warnings"] == []

@@ -318,7 +318,7 @@ def test_the_screens_use_these_members_of_a_session_alone() -> None:
     assert sorted(used) == [
         "ahead_ns", "ask_user", "cancel_launch", "edited", "ended", "events", "failure", "forward", "forwards", "hosts",
         "incidents", "job", "launching", "log", "made_s", "merged", "nccl", "notices", "request", "search", "series",
-        "shell", "stacks", "status", "status_age_s", "version",
+        "shell", "stacks", "status", "status_age_s", "version", "why",
     ]  # fmt: skip
 
 

@@ -42,9 +42,10 @@ def _member(scene: str, hosts: int) -> scale.Traffic:
 
 
 def test_a_quiet_job_sends_one_heartbeat_a_second_and_node() -> None:
+    """And, while it is sampled, one report in ten seconds."""
     for hosts in (FEW, MANY):
         quiet = _coordinator("a quiet second", hosts)
-        assert quiet.received / (hosts - 1) < 1.2
+        assert quiet.received / (hosts - 1) < 1.3
         assert quiet.sent / (hosts - 1) < 1.2
         assert quiet.received_bytes / (hosts - 1) < 2000
 

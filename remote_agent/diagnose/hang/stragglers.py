@@ -1,6 +1,6 @@
 """Stragglers: ranks that all others wait for again and again, though they never stop. Pure.
 
-In: pulses of all ranks (remote_agent.engine.inspect.pulse), the nodes of the ranks. Out: a Straggler, or None.
+In: pulses of all ranks (remote_agent.engine.inspect.pulse), the nodes of the ranks. Out: ranks of one node.
 
 Ranks that train together make the same number of steps, so their pace does not show which one is slow; the times at
 which they reach a collective do. A call over NCCL is queued, by some ranks long before it can run: nobody waits for it
@@ -9,12 +9,8 @@ before the one before it is done, which a rank notices up to 0.1 s later.
 
 from __future__ import annotations
 
-import dataclasses
-import statistics
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
-
-from remote_agent.text.names import name_ranks
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from remote_agent.diagnose.hang.pulses import Pulse
@@ -25,35 +21,32 @@ SHARE, SHARE_OF_GPUS = 0.5, 0.2
 IGNORED, FEWEST = 2, 4
 
 
-@dataclasses.dataclass(frozen=True)
-class Straggler:
-    """Ranks of one node that the others wait for."""
+class Stragglers(NamedTuple):
+    """Ranks of one node, all or one of them, and the share of the time that the others wait for them."""
 
-    node: str
-    rank: int | None
-    """The slow rank; None: all ranks of the node."""
-    ranks: tuple[int, ...]
-    newest: int
-    """The number of the last collective that was compared."""
-    text: str
+    ranks: tuple[int, ...] = ()
+    share: float = 0.0
 
 
-def find_straggler(pulses: Mapping[int, Pulse], nodes: Mapping[int, str]) -> Straggler | None:
-    """Return the slow ranks, a whole node or one of its ranks, according to the last collectives."""
+NOBODY = Stragglers()
+
+
+def find_stragglers(pulses: Mapping[int, Pulse], nodes: Mapping[int, str]) -> Stragglers:
+    """Return the slow ranks according to the last collectives."""
     keys = {key for pulse in pulses.values() for key, group in pulse["groups"].items() if "came" in group}
     found = (_find(pulses, nodes, key) for key in sorted(keys))
-    return next((straggler for straggler in found if straggler is not None), None)
+    return next((one for one in found if one.ranks), NOBODY)
 
 
-def _find(pulses: Mapping[int, Pulse], nodes: Mapping[int, str], key: str) -> Straggler | None:
+def _find(pulses: Mapping[int, Pulse], nodes: Mapping[int, str], key: str) -> Stragglers:
     """Return the slow ranks according to the collectives of one backend."""
     first, arrivals = _arrivals(pulses, key)
     if len(arrivals) < 2 or len(next(iter(arrivals.values()))) < FEWEST + IGNORED:
-        return None
+        return NOBODY
     errors_ns = [error_ns for pulse in pulses.values() if (error_ns := pulse["clock"][1]) is not None]
     if len(errors_ns) < len(pulses):
         # The times of a clock that has not been measured cannot be compared.
-        return None
+        return NOBODY
     by_node: dict[str, dict[int, list[int]]] = {}
     for rank, times in sorted(arrivals.items()):
         by_node.setdefault(nodes[rank], {})[rank] = times
@@ -69,17 +62,8 @@ def _find(pulses: Mapping[int, Pulse], nodes: Mapping[int, str], key: str) -> St
     shares = {late: _share(own, end_ns - begin_ns) for late, own in waits.items()}
     # If all ranks of a node are slow it is the node, whichever of them is last.
     least = SHARE_OF_GPUS if done else SHARE
-    slow = max((late for late, share in shares.items() if share >= least), key=len, default=None)
-    if slow is None:
-        return None
-    node, share, count = nodes[slow[0]], shares[slow], len(arrivals[slow[0]])
-    is_whole = len(slow) == len(by_node[node])
-    each_s = statistics.median(end - begin for begin, end in waits[slow]) / 1e9
-    text = (
-        f"slow: the other ranks wait for {f'its {name_ranks(slow)}' if is_whole else 'it'} {share:.0%} of the time, "
-        f"{each_s:.2f} s each ({count} collectives in {(end_ns - begin_ns) / 1e9:.0f} s)"
-    )
-    return Straggler(node, None if is_whole else slow[0], slow, first + count - 1, text)
+    slow = max((late for late, share in shares.items() if share >= least), key=len, default=())
+    return Stragglers(slow, shares[slow]) if slow else NOBODY
 
 
 def _done(pulses: Mapping[int, Pulse], key: str) -> dict[int, int]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from remote_agent.base.tasks import within
 from remote_agent.engine import evidence
 from remote_agent.engine.inspect import pulse, stacks
+from remote_agent.engine.inspect.phases import PhaseReader
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from remote_agent.engine.processes import Orphans, RankProcess, Worker
     from remote_agent.engine.standby import Standby
     from remote_agent.vitals.host_notes import HostNotes
-    from remote_agent.wire.answers import RankStacks, StartedWorkers, StoppedWorkers
+    from remote_agent.wire.answers import RankStacks, SampledRanks, StartedWorkers, StoppedWorkers
     from remote_agent.wire.documents import RankExit
 
 # A process that stays longer after SIGKILL is stuck in the kernel.
@@ -64,6 +65,7 @@ class WorkerGroup:
         self._all_dead = asyncio.Event()
         """Set when all children that we started are dead."""
         self._exits: dict[int, RankExit] = {}
+        self._phases = PhaseReader(boot.path)
         self._called_ns: dict[int, int] = {}
         """By rank: when its script called init_process_group."""
 
@@ -154,6 +156,11 @@ class WorkerGroup:
     async def pulses(self, with_stacks: bool) -> dict[str, EnginePulse]:
         """Return the pulse of each live rank."""
         return await pulse.pulses(self._boot, self._alive(), with_stacks)
+
+    async def sample(self, until_ns: int, shift_ns: int, routine: bool) -> SampledRanks:
+        """Have the live ranks sampled until then; returns their new windows."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(None, self._phases.sample, self._alive(), until_ns, shift_ns, routine)
 
     async def _save_stacks(self) -> dict[str, str]:
         return await stacks.save(self._boot, self._directories())

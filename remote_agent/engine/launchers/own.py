@@ -72,7 +72,7 @@ async def start(context: LaunchContext, order: Order, spawn: Spawn = _spawn) -> 
     """Start workers as children of this process."""
     directories = rank_directories(order)
     link_logs(order, directories)
-    boot = boot_dir.BootDirectory(order.log_dir)
+    boot = boot_dir.BootDirectory(order.log_dir, order.slow)
     try:
         pids, reap, why = await spawn(context, order, boot, directories)
         link_nccl(order, pids, directories)

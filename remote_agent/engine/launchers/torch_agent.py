@@ -61,7 +61,7 @@ class AssignedRank(RankProcess):
 async def start(context: LaunchContext, order: Order) -> WorkerGroup:
     """Start torch's elastic agent in a process of its own."""
     order.log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    boot = boot_dir.BootDirectory(order.log_dir)
+    boot = boot_dir.BootDirectory(order.log_dir, order.slow)
     try:
         process = await context.in_thread(_start_process, order, boot)
     except BaseException:

@@ -20,6 +20,7 @@ from supervisor.tui.dialogs.requests import PROBLEMS, Requests
 from supervisor.tui.dialogs.sync import SyncDialogs
 from supervisor.tui.shell import Target
 from supervisor.wording import values
+from supervisor.wording.slow import Times
 from supervisor.wording.stacks import stacks_lines
 from supervisor.wording.status import snapshot_words
 
@@ -52,7 +53,7 @@ class RankSet(NamedTuple):
 
 def offered(own: Sequence[Command] = ()) -> list[Action]:
     """Return the actions of the menu: those that change something, the question for stacks, and the user's commands."""
-    ours = (action for action in ACTIONS if action.key and action.op and (changes(action) or action.op == "stacks"))
+    ours = (action for action in ACTIONS if action.key and action.op and (changes(action) or action.op in ANSWERS))
     return [*ours, *own]
 
 
@@ -244,8 +245,8 @@ class ActionDialogs:
         return [*(ranks for ranks in sets if ranks.ranks), everyone]
 
     def _apply(self, action: Action, ranks: RankSet) -> None:
-        if action.op == "stacks":
-            self._shell.push_screen(StacksDialog(self._shell.source, ranks))
+        if action.op in ANSWERS:
+            self._shell.push_screen(AnswerDialog(self._shell.source, str(action.op), ranks))
             return
         request = dataclasses.replace(action, args=(("ranks", ranks.ranks),))
         self._requests.begin(request, tuple(str(rank) for rank in ranks.ranks), None)
@@ -319,15 +320,31 @@ class ActionDialogs:
         self._shell.exit(int(getattr(self._shell.source.failure, "exit_status", 3)))
 
 
-class StacksDialog(TextDialog):
-    """The Python stacks of some ranks; asks for them when it opens."""
+async def _stacks(source: Session, ranks: list[int]) -> list[str]:
+    return stacks_lines(**await source.stacks(ranks))
+
+
+async def _why(source: Session, ranks: list[int]) -> list[str]:
+    is_all = len(ranks) == sum(len(node["ranks"]) for node in source.status["nodes"])
+    return Times(await source.why()).lines(None if is_all else ranks)
+
+
+# By request: the title of its dialog, what it says meanwhile, and what asks the nodes.
+ANSWERS = {
+    "stacks": ("stacks of", "asking {ranks}; they keep running", _stacks),
+    "why": ("what takes the time of", "looking at all ranks for some 20 s; they keep running", _why),
+}
+
+
+class AnswerDialog(TextDialog):
+    """What the nodes answer about some ranks; asks them when it opens."""
 
     WIDEST = 132
 
-    def __init__(self, source: Session, ranks: RankSet) -> None:
+    def __init__(self, source: Session, op: str, ranks: RankSet) -> None:
+        title, text, self._collect = ANSWERS[op]
         asked = values.clock_ns(int(times.now() * 1e9))[:8]
-        text = f"asking {count(len(ranks.ranks), 'rank')}; they keep running"
-        super().__init__(f"stacks of {ranks.label}, {asked}", text)
+        super().__init__(f"{title} {ranks.label}, {asked}", text.format(ranks=count(len(ranks.ranks), "rank")))
         self._source = source
         self._ranks = ranks.ranks
 
@@ -338,8 +355,8 @@ class StacksDialog(TextDialog):
 
     async def _ask(self) -> None:
         try:
-            stacks = await self._source.stacks(self._ranks)
+            lines = await self._collect(self._source, self._ranks)
         except PROBLEMS as error:
             self.show_text(error.message if isinstance(error, SupervisorError) else why(error))
         else:
-            self.show_text("\n".join(stacks_lines(**stacks)))
+            self.show_text("\n".join(lines))

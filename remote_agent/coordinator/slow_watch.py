@@ -1,0 +1,180 @@
+"""For whom the running group waits, or what limits it: when ranks are sampled, and what their windows mean. Pure.
+
+In: windows of the ranks, pulses, time. Out: orders `sample`, the events `slow` and `slow_over`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from remote_agent.coordinator import inputs
+from remote_agent.coordinator import state as s
+from remote_agent.diagnose import slow
+from remote_agent.diagnose.hang.stragglers import find_stragglers
+from remote_agent.diagnose.incidents import iso_time
+from remote_agent.wire.documents import WINDOW_S
+from remote_agent.wire.events import EventType
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from remote_agent.coordinator.transitions import Turn
+    from remote_agent.diagnose.slow import Slowness
+    from remote_agent.wire.documents import RankWindow, SlowStatus
+
+# In windows: the first bout, a bout while something is suspected, and of each PERIOD the ones that are always sampled.
+FIRST, SUSPECTED, PERIOD, ROUTINE = 12, 12, 12, 2
+# If a suspicion led to nothing, the next one counts after this many windows.
+AGAIN = 60
+# It takes so many windows in a row to say that ranks are slow, and that they are no longer.
+ROUNDS = 3
+# A window is judged without the ranks whose reports have not come by then.
+LATE_S = 4.0
+# More windows than this are not outstanding unless a node's clock is wrong.
+MAX_PENDING = 6
+
+
+def on_tick(turn: Turn) -> None:
+    """Order bouts when it is time; judge the windows that are complete, or late."""
+    state = turn.state
+    if state.phase != s.RUNNING or not state.spec.slow:
+        return
+    now = turn.wall_ns / 1e9 / WINDOW_S
+    if not state.watch.slow.began and ("process_group" in state.phases or state.stepped):
+        _set(turn, began=int(now))
+    _order(turn, int(now))
+    live = {number for number, rank in state.ranks.items() if rank.state == "running"}
+    for number, windows in sorted(turn.state.watch.slow.pending.items()):
+        if windows.keys() >= live or now > number + 1 + LATE_S / WINDOW_S:
+            _judge(turn, number)
+
+
+def _set(turn: Turn, **changes: object) -> None:
+    watch = turn.state.watch
+    turn.set(watch=dataclasses.replace(watch, slow=dataclasses.replace(watch.slow, **changes)))  # type: ignore[arg-type]
+
+
+def _order(turn: Turn, now: int) -> None:
+    """Have the ranks sampled: at the beginning, now and then, and as long as something is suspected."""
+    watch = turn.state.watch.slow
+    if not watch.began:
+        return
+    until, routine = watch.until, True
+    if now < watch.began + FIRST:
+        until = watch.began + FIRST
+    elif now % PERIOD < ROUTINE:
+        until = now - now % PERIOD + ROUTINE
+    if watch.suspected and now < watch.suspected + SUSPECTED and watch.status is None:
+        until, routine = max(until, watch.suspected + SUSPECTED), False
+    if until > watch.until:
+        _set(turn, until=until)
+        for name in turn.state.members:
+            turn.send(name, "sample", until=until, routine=routine)
+
+
+def _suspect(turn: Turn) -> None:
+    watch, now = turn.state.watch.slow, int(turn.wall_ns / 1e9 / WINDOW_S)
+    if watch.began and watch.status is None and (not watch.suspected or now >= watch.suspected + AGAIN):
+        # It is ordered anew also where a bout is under way: some ranks are sampled only for a reason.
+        _set(turn, suspected=now, until=now)
+
+
+def on_pulses(turn: Turn) -> None:
+    """Take a complete round of pulses: who arrives last at the collectives is a second witness."""
+    ranks, watch = turn.state.ranks, turn.state.watch
+    nodes = {rank: ranks[rank].node for rank in watch.now if rank in ranks}
+    last = find_stragglers({rank: watch.now[rank] for rank in nodes}, nodes)
+    _set(turn, last=last)
+    if last.ranks:
+        _suspect(turn)
+
+
+def on_unsampled(turn: Turn, event: inputs.Unsampled) -> None:
+    """Note that ranks of a node cannot be sampled."""
+    _set(turn, off=event.reason)
+
+
+def on_windows(turn: Turn, event: inputs.Windows) -> None:
+    """Take what a node reports of its ranks in a window."""
+    state, now = turn.state, turn.wall_ns / 1e9 / WINDOW_S
+    if state.phase != s.RUNNING or not now - MAX_PENDING < event.window <= now + 1:
+        return
+    pending = state.watch.slow.pending
+    own = {
+        rank: window for rank, window in event.ranks.items()
+        if rank in state.ranks and state.ranks[rank].node == event.node
+    }  # fmt: skip
+    _set(turn, pending={**pending, event.window: {**pending.get(event.window, {}), **own}})
+
+
+def _judge(turn: Turn, number: int) -> None:
+    """See what a window shows, and whether it has been so for long enough."""
+    watch = turn.state.watch.slow
+    windows = watch.pending[number]
+    _set(turn, pending={each: known for each, known in watch.pending.items() if each > number})
+    shares = _shares([windows])
+    if turn.state.watch.hang is not None or slow.is_pause(shares):
+        return
+    found, before = _find(turn, shares), watch.found
+    rounds = watch.rounds + 1 if _is_same(found, before) else 1
+    judged = (*watch.judged[1 - ROUNDS :], windows)
+    _set(turn, found=found, rounds=rounds, judged=judged)
+    if found is not None:
+        _suspect(turn)
+    if rounds >= ROUNDS:
+        _conclude(turn)
+
+
+def _shares(judged: list[Mapping[int, RankWindow]]) -> dict[int, slow.Shares]:
+    ranks = {rank for windows in judged for rank in windows}
+    each = {rank: slow.shares_of([windows[rank] for windows in judged if rank in windows], WINDOW_S) for rank in ranks}
+    return {rank: shares for rank, shares in each.items() if shares is not None}
+
+
+def _find(turn: Turn, shares: Mapping[int, slow.Shares]) -> Slowness | None:
+    ranks, watch = turn.state.ranks, turn.state.watch
+    nodes = {number: rank.node for number, rank in ranks.items() if rank.state == "running"}
+    shares = {rank: one for rank, one in shares.items() if rank in nodes}
+    groups = (group["ranks"] for pulse in watch.now.values() for group in pulse["groups"].values())
+    stages = {tuple(group) for group in groups if group and 1 < len(group) < len(nodes)}
+    known = watch.slow.status["ranks"] if watch.slow.status is not None else ()
+    return slow.find_slowness(shares, nodes, stages, watch.slow.last, known)
+
+
+def _is_same(one: Slowness | None, other: Slowness | None) -> bool:
+    """Return whether both say the same: no rank, an equal limit, or ranks of which one is in both."""
+    if one is None or other is None:
+        return one is other
+    return one.phase == other.phase if not (one.ranks and other.ranks) else bool(set(one.ranks) & set(other.ranks))
+
+
+def _conclude(turn: Turn) -> None:
+    """Write to the journal what ROUNDS windows in a row have shown, unless it is known."""
+    watch = turn.state.watch.slow
+    found = _find(turn, _shares(list(watch.judged))) if watch.found is not None else None
+    if watch.found is not None and (found is None or not _is_same(found, watch.found)):
+        # Together they show less than each of them.
+        return
+    status = watch.status
+    if status is not None and (found is None or not _is_known(found, status)):
+        seconds = (turn.wall_ns - watch.since_ns) / 1e9
+        who = f"{status['node']}" if status["node"] else "the job"
+        reason = f"{who} is no longer slow, after {seconds:.0f} s"
+        turn.emit(
+            EventType.SLOW_OVER, node=status["node"], ranks=status["ranks"], seconds=round(seconds), reason=reason
+        )
+        _set(turn, status=None, suspected=0)
+        status = None
+    if found is None:
+        return
+    since_ns = turn.state.watch.slow.since_ns if status is not None else turn.wall_ns
+    document = found.to_json(iso_time(since_ns))
+    if status is None:
+        rank = found.ranks[0] if len(found.ranks) == 1 else None
+        turn.write(s.Emit(EventType.SLOW, turn.state.generation, found.node, rank, document))
+    _set(turn, status=document, since_ns=since_ns)
+
+
+def _is_known(found: Slowness, status: SlowStatus) -> bool:
+    return bool(set(found.ranks) & set(status["ranks"])) if found.ranks else found.phase == status["limits"]

@@ -1,0 +1,348 @@
+"""For which ranks the others wait, what these do meanwhile, and why; or what all ranks are limited by. Pure.
+
+In: what each rank's time went to in the same seconds (engine/sampler.py), the nodes of the ranks, who arrived last at
+the collectives. Out: a Slowness, or None.
+
+A rank for which others wait is one that waits less than they do. Nothing is compared by step or by clock: shares of
+time are a rank's own. A group that waits as a whole, starts or compiles is not judged, and neither are small
+differences: it is better to be silent than to name the wrong rank.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from remote_agent.diagnose.hang.stragglers import NOBODY, Stragglers
+from remote_agent.text.names import name_ranks
+
+if TYPE_CHECKING:
+    from remote_agent.wire.documents import RankWindow, SlowCause, SlowPlace, SlowStatus, TakenBy
+
+# The share of time that the others wait more than the slow rank; if nothing but computing takes longer, and no reason
+# for it is known, it may be meant so.
+LEAST, LEAST_FOR_COMPUTING = 0.15, 0.25
+# A difference counts from this multiple of its standard error, from so many looks at a rank that was covered so far.
+ERRORS, FEWEST_LOOKS, COVERED = 3.0, 20, 0.5
+# While this much is spent on imports or compilation, a rank is not compared with others.
+STARTING = 0.1
+# If the others do less than this beside waiting, it is a pause of the whole group, such as a checkpoint.
+PAUSE = 0.02
+# From this share on, stages of a pipeline send each other their work: only ranks of the same stage are comparable.
+PIPELINE = 0.05
+# A cause explains at least this part of the wait, a phase this one, a function this part of the phase.
+OF_CAUSE, OF_PHASE, OF_PLACE = 1 / 4, 1 / 2, 0.4
+# Page faults a second that are read from disk, and how many times those of the peers: the node swaps.
+SWAPS, SWAPS_TIMES = 50.0, 3.0
+# With a smaller share of a processor, a phase sleeps.
+ASLEEP = 0.3
+# All ranks alike: the others' waits differ by less than this, and each rank spends this share in one phase.
+ALIKE = 0.1
+LIMITS: Mapping[str, float] = {"input": 0.4, "checkpoint": 0.15, "logging": 0.4}
+COMPUTING = ("forward", "backward", "optimizer", "gpu")
+# What a rank may do in place of computing; each has a place in the script.
+HOST = ("input", "script", "checkpoint", "logging", "eval")
+COMPUTE, ALL, WAIT = "compute", "all", "wait"
+
+DOING: Mapping[str, str] = {
+    "input": "loading data",
+    "checkpoint": "saving a checkpoint",
+    "logging": "logging",
+    "eval": "evaluating",
+    "gpu": "its GPU takes longer",
+    COMPUTE: "computing",
+    ALL: "all its work takes longer",
+    WAIT: "communication",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Shares:
+    """What one rank's time went to, as shares of it."""
+
+    looks: int
+    seconds: float
+    phases: Mapping[str, float]
+    cpu: Mapping[str, float]
+    """By phase: the share of all time in which a processor worked for it."""
+    places: Mapping[tuple[str, str, str], float]
+    """By phase, file and function."""
+    lines: Mapping[tuple[str, str, str], int]
+    """The line of each place at which most time went by."""
+    disk: float
+    delay: float
+    throttled: float
+    faults_s: float
+    cuda: bool
+    taken: TakenBy | None
+
+    def of(self, phase: str) -> float:
+        """Return the share of a phase; of COMPUTE: of all that computes."""
+        if phase == COMPUTE:
+            return sum(self.phases.get(each, 0.0) for each in COMPUTING)
+        return self.phases.get(phase, 0.0)
+
+    def worked(self, phase: str) -> float:
+        """Return the share in which a processor worked for a phase."""
+        names = COMPUTING if phase == COMPUTE else (phase,)
+        return sum(self.cpu.get(each, 0.0) for each in names)
+
+    @property
+    def is_comparable(self) -> bool:
+        """Whether it was seen long enough, and trains."""
+        return self.looks >= FEWEST_LOOKS and self.of("start") + self.of("compile") < STARTING
+
+
+def shares_of(windows: Sequence[RankWindow], window_s: float) -> Shares | None:
+    """Return one rank's shares over these windows; None if they do not cover enough of their time."""
+    seconds = sum(time_s for one in windows for time_s, _ in one["phases"].values())
+    if not windows or seconds < COVERED * window_s * len(windows):
+        return None
+    phases: dict[str, float] = {}
+    cpu: dict[str, float] = {}
+    places: dict[tuple[str, str, str], float] = {}
+    lines: dict[tuple[str, str, str], dict[int, float]] = {}
+    for one in windows:
+        for phase, (time_s, cpu_s) in one["phases"].items():
+            phases[phase] = phases.get(phase, 0.0) + time_s / seconds
+            cpu[phase] = cpu.get(phase, 0.0) + cpu_s / seconds
+        for phase, file, function, line, time_s in one["sites"]:
+            place = (phase, file, function)
+            places[place] = places.get(place, 0.0) + time_s / seconds
+            known = lines.setdefault(place, {})
+            known[line] = known.get(line, 0.0) + time_s
+    return Shares(
+        looks=sum(one["looks"] for one in windows),
+        seconds=seconds,
+        phases=phases,
+        cpu=cpu,
+        places=places,
+        lines={place: max(own, key=own.__getitem__) for place, own in lines.items()},
+        disk=sum(one["disk_s"] for one in windows) / seconds,
+        delay=sum(one["delay_s"] for one in windows) / seconds,
+        throttled=sum(one["throttled_s"] for one in windows) / seconds,
+        faults_s=sum(one["faults"] for one in windows) / seconds,
+        cuda=any(one["cuda"] for one in windows),
+        taken=next((one["taken"] for one in reversed(windows) if one["taken"]), None),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Slowness:
+    """Ranks that the others wait for, or, without ranks, what all of them are limited by."""
+
+    ranks: tuple[int, ...]
+    node: str | None
+    """The node of these ranks."""
+    share: float
+    """How much of the time the others wait for them, or how much of it is spent in what limits all."""
+    phase: str
+    place: SlowPlace | None
+    cause: SlowCause | None
+
+    @property
+    def key(self) -> tuple[tuple[int, ...], str]:
+        """What stays the same from window to window; the phase, if all are limited."""
+        return self.ranks, "" if self.ranks else self.phase
+
+    def text(self) -> str:
+        """Return it in words, without the name of the rank or node."""
+        doing = DOING.get(self.phase, "")
+        where = f"{self.place['file']}:{self.place['line']} in {self.place['function']}" if self.place else ""
+        if not self.ranks:
+            where = f" ({where})" if where else ""
+            what = {"input": "in the data loader", "checkpoint": "saving checkpoints"}.get(self.phase, doing)
+            return f"every rank spends {self.share:.0%} of its time {what}{where}"
+        who = f"its {name_ranks(self.ranks)}" if len(self.ranks) > 1 else "it"
+        if self.phase == COMPUTE and (self.cause is None or self.cause["kind"] == "computes_more"):
+            doing = "forward and backward take longer"
+        what = ", ".join(filter(None, (doing, where))) or "its own code takes longer"
+        return f"the others wait {self.share:.0%} of the time for {who}: {what}{_because(self.cause)}"
+
+    def to_json(self, since: str) -> SlowStatus:
+        """Return it as a status has it."""
+        return {
+            "node": self.node,
+            "ranks": list(self.ranks),
+            "since": since,
+            "share": round(self.share, 2),
+            "phase": self.phase,
+            "place": self.place,
+            "cause": self.cause,
+            "limits": None if self.ranks else self.phase,
+            "message": self.text(),
+        }
+
+
+def _because(cause: SlowCause | None) -> str:
+    if cause is None:
+        return ""
+    kind, by = cause["kind"], cause["by"]
+    if kind == "cpu_taken":
+        return f"; its processors are taken by {by} (pid {cause['pid']})" if by else "; it waits for a processor"
+    return {
+        "throttled": f"; its cgroup throttles it {cause['share']:.0%} of the time",
+        "disk": f"; it waits for the disk {cause['share']:.0%} of the time",
+        "swapping": "; its memory is read back from swap or disk",
+        "sleeps": ", where it sleeps",
+        "computes_more": "; it computes more, the host shows no fault",
+    }[kind]
+
+
+def find_slowness(
+    shares: Mapping[int, Shares],
+    nodes: Mapping[int, str],
+    stages: Iterable[Collection[int]] = (),
+    last: Stragglers = NOBODY,
+    known: Collection[int] = (),
+) -> Slowness | None:
+    """Return for whom the others wait in these windows, or what limits all.
+
+    `shares`: of all ranks that have them; `nodes`: of all ranks; `stages`: groups of ranks that do the same, of a
+    pipeline; `last`: ranks that arrive last at most collectives, if any do; `known`: ranks that were slow before, for
+    which half of the difference is enough.
+    """
+    compared = {rank: one for rank, one in shares.items() if one.is_comparable}
+    is_pipeline = any(one.of("p2p") >= PIPELINE for one in compared.values())
+    groups = [set(stage) & compared.keys() for stage in stages] if is_pipeline else [set(compared)]
+    found = [
+        slowness
+        for group in groups
+        if len(group) > 1
+        and (slowness := _in_group({rank: compared[rank] for rank in sorted(group)}, nodes, last, known)) is not None
+    ]
+    if found:
+        return max(found, key=lambda one: one.share)
+    return None if is_pipeline or len(compared) < len(nodes) else _limited_alike(compared)
+
+
+def is_pause(shares: Mapping[int, Shares]) -> bool:
+    """Return whether all ranks but one do nothing but wait: these seconds tell nothing about steps."""
+    waits = sorted(one.of(WAIT) for one in shares.values())
+    return len(waits) > 1 and waits[1] > 1 - PAUSE
+
+
+def _in_group(
+    shares: Mapping[int, Shares], nodes: Mapping[int, str], last: Stragglers, known: Collection[int]
+) -> Slowness | None:
+    cuda = any(one.cuda for one in shares.values())
+    # The main thread runs ahead of a GPU, so its waits tell nothing; the order of arrival does.
+    rank = min(last.ranks, default=None) if cuda else min(shares, key=lambda each: shares[each].of(WAIT))
+    if rank is None or rank not in shares:
+        return None
+    peers = [one for each, one in shares.items() if each != rank]
+    if cuda:
+        return _describe(last.ranks, last.share, shares, nodes, cuda=True)
+    own = shares[rank].of(WAIT)
+    others = statistics.median(one.of(WAIT) for one in peers)
+    gap = others - own
+    error = math.sqrt(sum(share * (1 - share) / shares[rank].looks for share in (own, others)))
+    least = LEAST / 2 if rank in known else LEAST
+    if gap < max(least, ERRORS * error):
+        return None
+    ranks = _whole_node(rank, gap, shares, nodes) or (rank,)
+    if last.ranks and not set(last.ranks) & set(ranks):
+        # Two witnesses that contradict each other: nobody is named.
+        return None
+    slowness = _describe(ranks, gap, shares, nodes, cuda=False)
+    is_plain = slowness.phase in (COMPUTE, ALL) and slowness.cause is None
+    return None if is_plain and gap < LEAST_FOR_COMPUTING and rank not in known else slowness
+
+
+def _whole_node(
+    rank: int, gap: float, shares: Mapping[int, Shares], nodes: Mapping[int, str]
+) -> tuple[int, ...] | None:
+    """Return all ranks of this rank's node if the others wait for all of them; None if it is the only one there."""
+    own = [each for each, node in nodes.items() if node == nodes[rank]]
+    others = [one.of(WAIT) for each, one in shares.items() if each not in own]
+    if len(own) < 2 or not others or not shares.keys() >= set(own):
+        return None
+    highest = max(shares[each].of(WAIT) for each in own)
+    is_alike = highest - shares[rank].of(WAIT) < gap / 2 <= statistics.median(others) - highest
+    return tuple(sorted(own)) if is_alike else None
+
+
+def _describe(
+    ranks: tuple[int, ...], gap: float, shares: Mapping[int, Shares], nodes: Mapping[int, str], cuda: bool
+) -> Slowness:
+    own = [one for rank, one in shares.items() if rank in ranks]
+    peers = [one for rank, one in shares.items() if rank not in ranks] or own
+
+    def excess(phase: str) -> float:
+        return _median(own, phase) - _median(peers, phase)
+
+    phases = HOST if cuda else (*HOST, COMPUTE)
+    phase = max(phases, key=excess)
+    if excess(phase) < OF_PHASE * gap:
+        phase = "gpu" if cuda else ALL
+    place = _place(phase, own, peers, excess(phase)) if phase in HOST else None
+    cause = None if cuda else _cause(phase, gap, own, peers)
+    return Slowness(ranks, nodes[ranks[0]], gap, phase, place, cause)
+
+
+def _median(ranks: Iterable[Shares], phase: str) -> float:
+    return statistics.median(one.of(phase) for one in ranks)
+
+
+def _place(phase: str, own: Sequence[Shares], peers: Sequence[Shares], excess: float) -> SlowPlace | None:
+    """Return the function in which these ranks spend more time than the others."""
+    more = {
+        place: statistics.median(one.places.get(place, 0.0) for one in own)
+        - statistics.median(one.places.get(place, 0.0) for one in peers)
+        for place in {place for one in own for place in one.places if place[0] == phase}
+    }
+    place = max(more, key=more.__getitem__, default=None)
+    if place is None or more[place] < OF_PLACE * excess:
+        return None
+    line = next(one.lines[place] for one in own if place in one.lines)
+    return {"file": place[1], "line": line, "function": place[2]}
+
+
+def _cause(phase: str, gap: float, own: Sequence[Shares], peers: Sequence[Shares]) -> SlowCause | None:
+    """Return why, as far as the node shows it: the first reason that explains enough."""
+
+    def of(ranks: Sequence[Shares], name: str) -> float:
+        return float(statistics.median(getattr(one, name) for one in ranks))
+
+    for kind, name in (("throttled", "throttled"), ("cpu_taken", "delay"), ("disk", "disk")):
+        share = of(own, name) - of(peers, name)
+        if share >= OF_CAUSE * gap:
+            taken = next((one.taken for one in own if one.taken), None) if kind == "cpu_taken" else None
+            return _because_of(kind, share, taken)
+    faults = of(own, "faults_s")
+    if faults >= SWAPS and faults >= SWAPS_TIMES * of(peers, "faults_s"):
+        return _because_of("swapping", faults)
+    if phase in HOST:
+        spent, worked = _median(own, phase), statistics.median(one.worked(phase) for one in own)
+        if worked < ASLEEP * spent:
+            return _because_of("sleeps", spent - worked)
+    if phase == COMPUTE:
+        more = statistics.median(one.worked(phase) for one in own) - statistics.median(
+            one.worked(phase) for one in peers
+        )
+        if more >= OF_PHASE * gap:
+            return _because_of("computes_more", more)
+    return None
+
+
+def _because_of(kind: str, share: float, taken: TakenBy | None = None) -> SlowCause:
+    by, pid = (taken["name"], taken["pid"]) if taken else (None, None)
+    return {"kind": kind, "share": round(share, 2), "by": by, "pid": pid}
+
+
+def _limited_alike(shares: Mapping[int, Shares]) -> Slowness | None:
+    """Return what every rank spends much of its time on, while all of them train."""
+    waits = [one.of(WAIT) for one in shares.values()]
+    trains = all(one.of(COMPUTE) >= PAUSE for one in shares.values())
+    if not shares or not trains or max(waits) - min(waits) >= ALIKE:
+        return None
+    for phase, least in LIMITS.items():
+        share = min(one.of(phase) for one in shares.values())
+        if share >= least:
+            own = list(shares.values())
+            place = _place(phase, own, [dataclasses.replace(own[0], places={})], share)
+            return Slowness((), None, share, phase, place, None)
+    return None

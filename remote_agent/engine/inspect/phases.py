@@ -1,0 +1,149 @@
+"""The windows of the ranks' samplers (engine/sampler.py), with what the node shows of them.
+
+In: the generation's boot directory, its live ranks, until when they are to be sampled. Out: RankWindows by rank.
+
+A processor that others use, and a cgroup's limit, slow a rank down without a trace in its own stack. Who uses its
+processor is looked up only for ranks that wait for one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from remote_agent.base.files import read_text
+from remote_agent.base.proc import cgroup_folders, stat_fields
+from remote_agent.engine.inspect.children import descendants, process_tree
+from remote_agent.engine.sampler import ORDER, SUFFIX, WAKE
+
+if TYPE_CHECKING:
+    from remote_agent.engine.processes import RankProcess
+    from remote_agent.wire.answers import SampledRanks
+    from remote_agent.wire.documents import RankWindow, TakenBy
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_ROOT = Path("/")
+# A rank that waits for a processor for this share of a window: somebody else has it.
+WAITS = 0.1
+WINDOW_S = 10.0
+# Another process that uses less of a processor is not the reason.
+BUSY = 0.2
+# Readings of the cgroup's counter that are remembered, about one a second.
+MAX_READINGS = 40
+
+
+class PhaseReader:
+    """Orders and reads the windows of one generation's ranks."""
+
+    def __init__(self, boot: Path) -> None:
+        self._boot = boot
+        self._throttled: dict[int, list[tuple[int, float]]] = {}
+        """By pid: when (ns), and for how many seconds its cgroups had been throttled by then."""
+        self._ticks: tuple[float, dict[int, int]] | None = None
+        """When all processes were read last, and what each had used of the processors."""
+        self._processors: dict[int, int] = {}
+        """By rank: the processor for which it waits."""
+        self._taken: dict[int, TakenBy] = {}
+        self._seen: dict[int, int] = {}
+        """By rank: the newest window that was returned."""
+
+    def sample(self, ranks: Sequence[RankProcess], until_ns: int, shift_ns: int, routine: bool) -> SampledRanks:
+        """Have these ranks sampled until then, and return their new windows.
+
+        until_ns: by this node's clock; shift_ns: what to add for the coordinator's; routine: nothing is suspected.
+        """
+        order = self._boot / ORDER
+        with contextlib.suppress(OSError):
+            (self._boot / f"{ORDER}.new").write_text(f"{until_ns} {shift_ns} {int(routine)}", encoding="ascii")
+            os.rename(self._boot / f"{ORDER}.new", order)
+            # Nobody listens while all are sampling.
+            os.close(os.open(self._boot / WAKE, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+        now_ns = time.time_ns()
+        for one in ranks:
+            self._throttled.setdefault(one.pid, []).append((now_ns, throttled_s(one.pid)))
+            del self._throttled[one.pid][:-MAX_READINGS]
+        self._look_for_takers(ranks)
+        answer: SampledRanks = {"windows": {}, "off": {}}
+        for one in ranks:
+            document = _read(self._boot / f"{one.rank}{SUFFIX}")
+            if "off" in document:
+                answer["off"][str(one.rank)] = str(document["off"])
+            for window in document.get("windows", ()):
+                number = int(window["window"])
+                if number > self._seen.get(one.rank, -1):
+                    self._seen[one.rank] = number
+                    row = self._row(one, window, shift_ns)
+                    answer["windows"].setdefault(str(number), {})[str(one.rank)] = row
+        return answer
+
+    def _row(self, one: RankProcess, window: dict[str, Any], shift_ns: int) -> RankWindow:
+        end_ns = int((int(window["window"]) + 1) * WINDOW_S * 1e9) - shift_ns
+        readings = self._throttled[one.pid]
+        begun, ended = (
+            min(readings, key=lambda reading: abs(reading[0] - at_ns))[1]
+            for at_ns in (end_ns - int(WINDOW_S * 1e9), end_ns)
+        )
+        if window["delay_s"] >= WAITS * WINDOW_S:
+            self._processors[one.rank] = window["processor"]
+        else:
+            self._processors.pop(one.rank, None)
+        return {
+            "looks": window["looks"],
+            "phases": window["phases"],
+            "disk_s": window["disk_s"],
+            "delay_s": window["delay_s"],
+            "throttled_s": round(min(WINDOW_S, ended - begun), 3),
+            "faults": window["faults"],
+            "cuda": window["cuda"],
+            "taken": self._taken.get(one.rank),
+            "sites": window["sites"],
+        }
+
+    def _look_for_takers(self, ranks: Sequence[RankProcess]) -> None:
+        """Note which other process uses most of the processor for which a rank waits."""
+        if not self._processors:
+            self._ticks = None
+            return
+        now, fields = time.monotonic(), {pid: each for pid in _pids() if len(each := stat_fields(pid)) > 36}
+        ticks = {pid: int(each[11]) + int(each[12]) for pid, each in fields.items()}
+        if self._ticks is not None and now > self._ticks[0]:
+            since, before = self._ticks
+            used = {
+                pid: (count - before[pid]) / _TICKS / (now - since) for pid, count in ticks.items() if pid in before
+            }
+            tree = process_tree()
+            for one in ranks:
+                processor = self._processors.get(one.rank)
+                others = used.keys() - set(descendants(one.pid, tree)) - {os.getpid()}
+                busy = [pid for pid in others if int(fields[pid][36]) == processor and used[pid] >= BUSY]
+                if busy:
+                    pid = max(busy, key=used.__getitem__)
+                    name = read_text(f"/proc/{pid}/comm").strip()
+                    self._taken[one.rank] = {"name": name, "pid": pid, "share": round(used[pid], 2)}
+        self._ticks = now, ticks
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return what a sampler has written; {} where there is nothing, or nothing of ours."""
+    with contextlib.suppress(OSError, ValueError):
+        document = json.loads(path.read_bytes())
+        return document if isinstance(document, dict) else {}
+    return {}
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def throttled_s(pid: int, root: Path = _ROOT) -> float:
+    """Return for how long a process's cgroups have been throttled since they exist, in seconds of one processor."""
+    total = 0.0
+    for is_v2, folder in cgroup_folders("cpu", root, str(pid)):
+        facts = dict(line.split() for line in read_text(folder / "cpu.stat").splitlines() if line.count(" ") == 1)
+        total += int(facts.get("throttled_usec", 0)) / 1e6 if is_v2 else int(facts.get("throttled_time", 0)) / 1e9
+    return total
