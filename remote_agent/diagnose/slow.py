@@ -46,6 +46,9 @@ COMPUTING = ("forward", "backward", "optimizer", "gpu")
 # What a rank may do in place of computing; each has a place in the script.
 HOST = ("input", "script", "checkpoint", "logging", "eval")
 COMPUTE, ALL, WAIT = "compute", "all", "wait"
+# The causes that are the host's, which need no place in the script; and that it does more or longer work.
+OF_HOST = ("throttled", "cpu_taken", "swapping")
+MORE = "computes_more"
 
 DOING: Mapping[str, str] = {
     "input": "loading data",
@@ -157,7 +160,7 @@ class Slowness:
             what = {"input": "in the data loader", "checkpoint": "saving checkpoints"}.get(self.phase, doing)
             return f"every rank spends {self.share:.0%} of its time {what}{where}"
         who = f"its {name_ranks(self.ranks)}" if len(self.ranks) > 1 else "it"
-        if self.phase == COMPUTE and (self.cause is None or self.cause["kind"] == "computes_more"):
+        if self.phase == COMPUTE and (self.cause is None or self.cause["kind"] == MORE):
             doing = "forward and backward take longer"
         what = ", ".join(filter(None, (doing, where))) or "its own code takes longer"
         return f"the others wait {self.share:.0%} of the time for {who}: {what}{_because(self.cause)}"
@@ -188,7 +191,7 @@ def _because(cause: SlowCause | None) -> str:
         "disk": f"; it waits for the disk {cause['share']:.0%} of the time",
         "swapping": "; its memory is read back from swap or disk",
         "sleeps": ", where it sleeps",
-        "computes_more": "; it computes more, the host shows no fault",
+        MORE: "; it computes more, the host shows no fault",
     }[kind]
 
 
@@ -248,7 +251,7 @@ def _in_group(
         # Two witnesses that contradict each other: nobody is named.
         return None
     slowness = _describe(ranks, gap, shares, nodes, cuda=False)
-    is_plain = slowness.phase in (COMPUTE, ALL) and slowness.cause is None
+    is_plain = slowness.phase in (COMPUTE, ALL) and (slowness.cause is None or slowness.cause["kind"] == MORE)
     return None if is_plain and gap < LEAST_FOR_COMPUTING and rank not in known else slowness
 
 
@@ -278,8 +281,9 @@ def _describe(
     phase = max(phases, key=excess)
     if excess(phase) < OF_PHASE * gap:
         phase = "gpu" if cuda else ALL
-    place = _place(phase, own, peers, excess(phase)) if phase in HOST else None
     cause = None if cuda else _cause(phase, gap, own, peers)
+    has_place = phase in (*HOST, COMPUTE) and (cause is None or cause["kind"] not in OF_HOST)
+    place = _place(phase, own, peers, excess(phase)) if has_place else None
     return Slowness(ranks, nodes[ranks[0]], gap, phase, place, cause)
 
 
@@ -289,10 +293,11 @@ def _median(ranks: Iterable[Shares], phase: str) -> float:
 
 def _place(phase: str, own: Sequence[Shares], peers: Sequence[Shares], excess: float) -> SlowPlace | None:
     """Return the function in which these ranks spend more time than the others."""
+    here = {place for one in own for place in one.places if place[0] in (COMPUTING if phase == COMPUTE else (phase,))}
     more = {
         place: statistics.median(one.places.get(place, 0.0) for one in own)
         - statistics.median(one.places.get(place, 0.0) for one in peers)
-        for place in {place for one in own for place in one.places if place[0] == phase}
+        for place in here
     }
     place = max(more, key=more.__getitem__, default=None)
     if place is None or more[place] < OF_PLACE * excess:
@@ -324,7 +329,7 @@ def _cause(phase: str, gap: float, own: Sequence[Shares], peers: Sequence[Shares
             one.worked(phase) for one in peers
         )
         if more >= OF_PHASE * gap:
-            return _because_of("computes_more", more)
+            return _because_of(MORE, more)
     return None
 
 

@@ -1,0 +1,315 @@
+"""For whom the others wait, and why, on made-up windows; who is not slow is not named.
+
+The rule, in words: a rank is slow if it waits less than the others do, by 15 % of the time or more, in three windows in
+a row; by 25 % if it just computes longer. What it does meanwhile is the phase that takes more of its time than of
+theirs. Nothing is said of a pause of all, of a start, of a pipeline, or if two witnesses contradict each other.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from remote_agent.coordinator import inputs
+from remote_agent.coordinator import state as s
+from remote_agent.coordinator.status import document
+from remote_agent.diagnose import slow
+from remote_agent.diagnose.hang.stragglers import Stragglers
+from remote_agent.diagnose.slow import Shares, find_slowness, is_pause, shares_of
+from remote_agent.wire.documents import WINDOW_S, RankWindow
+from supervisor.wording.events import event_text
+from supervisor.wording.slow import Times, slow_line
+from supervisor.wording.status import status_tail
+from tests.fast.waiting import some
+from tests.fast.world import World, spec
+
+NODES = {0: "n1", 1: "n1", 2: "n2", 3: "n2"}
+TWO = {0: "n1", 1: "n2"}
+STEP = {"forward": 0.3, "backward": 0.4, "optimizer": 0.05, "input": 0.1}
+LINES = {"input": ("data.py", "read", 20), "script": ("train.py", "tokenize", 52),
+         "checkpoint": ("train.py", "save", 81),
+         "logging": ("train.py", "emit", 9), "eval": ("train.py", "evaluate", 40)}  # fmt: skip
+
+
+def window(more: dict[str, float] | None = None, busy: float = 1.0, **facts: Any) -> RankWindow:
+    """Return a window of 10 s: these shares, and the rest of the time in waiting; busy: of what is not waiting."""
+    shares = {**STEP, **(more or {})}
+    shares = {**shares, "wait": shares.get("wait", max(0.0, 1 - sum(shares.values())))}
+    phases = {
+        name: (WINDOW_S * each, WINDOW_S * each * (0.0 if name == "wait" else busy)) for name, each in shares.items()
+    }
+    sites = [(name, *LINES[name], WINDOW_S * shares[name]) for name in shares if name in LINES]
+    found: Any = {"looks": 190, "phases": phases, "disk_s": 0.0, "delay_s": 0.0, "throttled_s": 0.0, "faults": 0,
+                  "cuda": False, "taken": None, "sites": sites}  # fmt: skip
+    return {**found, **facts}
+
+
+def shares(windows: dict[int, RankWindow]) -> dict[int, Shares]:
+    return {rank: some(shares_of([one], WINDOW_S)) for rank, one in windows.items()}
+
+
+FAST = window({"forward": 0.1, "backward": 0.15, "input": 0.03})
+BUSIER: Any = {"name": "stress-ng", "pid": 4711, "share": 0.9}
+
+
+@pytest.mark.parametrize(
+    ("own", "text"),
+    [
+        (window({"input": 0.5, "forward": 0.1, "backward": 0.15}), "loading data, data.py:20 in read"),
+        (window({"input": 0.5, "forward": 0.1, "backward": 0.15}, busy=0.1),
+         "loading data, data.py:20 in read, where it sleeps"),
+        (window({"script": 0.4, "forward": 0.1, "backward": 0.15}), "train.py:52 in tokenize"),
+        (window({"checkpoint": 0.4, "forward": 0.1, "backward": 0.15}), "saving a checkpoint, train.py:81 in save"),
+        (window({"checkpoint": 0.4, "forward": 0.1, "backward": 0.15}, busy=0.9, disk_s=3.0),
+         "saving a checkpoint, train.py:81 in save; it waits for the disk 30% of the time"),
+        (window({"logging": 0.4, "forward": 0.1, "backward": 0.15}), "logging, train.py:9 in emit"),
+        (window({"eval": 0.4, "forward": 0.1, "backward": 0.15}), "evaluating, train.py:40 in evaluate"),
+        (window({"forward": 0.35, "backward": 0.45}),
+         "forward and backward take longer; it computes more, the host shows no fault"),
+        (window({"forward": 0.35, "backward": 0.45}, busy=0.5, delay_s=4.0, taken=BUSIER),
+         "computing; its processors are taken by stress-ng (pid 4711)"),
+        (window({"forward": 0.35, "backward": 0.45}, busy=0.5, delay_s=4.0), "computing; it waits for a processor"),
+        (window({"forward": 0.35, "backward": 0.45}, busy=0.5, throttled_s=6.0, delay_s=6.0),
+         "computing; its cgroup throttles it 60% of the time"),
+        (window({"forward": 0.14, "backward": 0.2, "input": 0.18, "optimizer": 0.07, "script": 0.16}, busy=0.5),
+         "all its work takes longer"),
+        (window({"forward": 0.35, "backward": 0.45}, busy=0.5, faults=900),
+         "computing; its memory is read back from swap or disk"),
+    ],
+)  # fmt: skip
+def test_a_slow_rank_is_named_with_what_it_does_and_why(own: RankWindow, text: str) -> None:
+    found = some(find_slowness(shares({0: FAST, 1: own}), TWO))
+    assert (found.ranks, found.node) == ((1,), "n2")
+    assert found.text().partition(": ")[2] == text
+
+
+def test_a_whole_node_is_named_as_one() -> None:
+    late = window({"script": 0.4, "forward": 0.1, "backward": 0.15})
+    found = some(find_slowness(shares({0: FAST, 1: FAST, 2: late, 3: late}), NODES))
+    assert (found.ranks, found.node) == ((2, 3), "n2")
+    line = slow_line(found.to_json("2026-11-29T12:00:00.000Z"))
+    assert line.startswith("slow: n2: the others wait ")
+    assert "for its ranks 2-3: train.py:52 in tokenize" in line
+    alone = some(find_slowness(shares({0: FAST, 1: FAST, 2: FAST, 3: late}), NODES))
+    assert (alone.ranks, alone.node) == ((3,), "n2")
+
+
+def test_small_differences_are_not_named() -> None:
+    a_little = window({"forward": 0.16, "backward": 0.2, "input": 0.03})
+    assert find_slowness(shares({0: FAST, 1: a_little}), TWO) is None
+    # 20 %: enough for a place in the script, not for computing.
+    more = {"forward": 0.15, "backward": 0.3, "input": 0.03}
+    assert find_slowness(shares({0: FAST, 1: window(more, busy=0.5)}), TWO) is None
+    assert (
+        find_slowness(shares({0: FAST, 1: window({"forward": 0.1, "backward": 0.15, "input": 0.23})}), TWO) is not None
+    )
+    # A rank that was slow before stays so until half of the difference is gone.
+    known = find_slowness(shares({0: FAST, 1: window(more, busy=0.5)}), TWO, known=(1,))
+    assert some(known).ranks == (1,)
+
+
+def test_a_jitter_of_a_third_names_nobody() -> None:
+    dice = random.Random(5)
+    for _ in range(200):
+        ranks = {}
+        for rank in NODES:
+            own = {name: share * dice.uniform(0.7, 1.3) / 2 for name, share in STEP.items()}
+            ranks[rank] = window({**STEP, **own})
+        assert find_slowness(shares(ranks), NODES) is None
+
+
+def test_what_starts_is_suspended_or_was_hardly_seen_is_not_compared() -> None:
+    late = window({"script": 0.4, "forward": 0.1, "backward": 0.15})
+    assert find_slowness(shares({0: FAST, 1: late}), TWO) is not None
+    assert find_slowness(shares({0: FAST, 1: window({"compile": 0.2, "forward": 0.1, "backward": 0.15})}), TWO) is None
+    assert find_slowness(shares({0: FAST, 1: window({"start": 0.2, "forward": 0.1, "backward": 0.15})}), TWO) is None
+    assert find_slowness(shares({0: FAST, 1: {**late, "looks": 10}}), TWO) is None
+    half: Any = {**late, "phases": {name: (0.4 * wall, cpu) for name, (wall, cpu) in late["phases"].items()}}
+    assert shares_of([half], WINDOW_S) is None
+    # One rank saves a checkpoint, and nobody does anything else.
+    pause = shares({0: window(dict.fromkeys(STEP, 0.0)), 1: window({"checkpoint": 1.0, **dict.fromkeys(STEP, 0.0)})})
+    assert is_pause(pause)
+    assert not is_pause(shares({0: FAST, 1: late}))
+
+
+def test_of_a_pipeline_only_ranks_of_one_stage_are_compared() -> None:
+    first, second = window({"p2p": 0.5, "forward": 0.1, "backward": 0.2, "input": 0.0}), window({"p2p": 0.06})
+    stages = {0: first, 1: first, 2: second, 3: second}
+    assert find_slowness(shares(stages), NODES) is None
+    late = window({"p2p": 0.06, "script": 0.3, "forward": 0.2, "backward": 0.3})
+    waits = window({"p2p": 0.06, "forward": 0.2, "backward": 0.3})
+    assert find_slowness(shares({**stages, 2: waits, 3: late}), NODES) is None
+    found = some(find_slowness(shares({**stages, 2: waits, 3: late}), NODES, stages=[(0, 1), (2, 3)]))
+    assert found.ranks == (3,)
+
+
+def test_two_witnesses_that_contradict_each_other_name_nobody() -> None:
+    late = shares({0: FAST, 1: window({"script": 0.4, "forward": 0.1, "backward": 0.15})})
+    assert find_slowness(late, TWO, last=Stragglers((0,), 0.6)) is None
+    assert find_slowness(late, TWO, last=Stragglers((1,), 0.6)) is not None
+
+
+def test_with_gpus_the_order_of_arrival_names_the_rank_and_its_host_the_phase() -> None:
+    fast, late = {**FAST, "cuda": True}, {**window({"input": 0.5, "forward": 0.1, "backward": 0.15}), "cuda": True}
+    both: Any = shares({0: fast, 1: late})
+    assert find_slowness(both, TWO) is None
+    found = some(find_slowness(both, TWO, last=Stragglers((1,), 0.4)))
+    assert (found.ranks, found.phase, found.share) == ((1,), "input", 0.4)
+    alike: Any = shares({0: fast, 1: fast})
+    assert some(find_slowness(alike, TWO, last=Stragglers((1,), 0.4))).text().endswith("its GPU takes longer")
+
+
+def test_what_limits_all_is_named_without_a_rank() -> None:
+    hungry = window({"input": 0.7, "forward": 0.1, "backward": 0.1, "optimizer": 0.02})
+    found = some(find_slowness(shares(dict.fromkeys(NODES, hungry)), NODES))
+    assert (found.ranks, found.phase) == ((), "input")
+    assert found.text() == "every rank spends 70% of its time in the data loader (data.py:20 in read)"
+    # An evaluation of all, and a script that computes without modules, are no fault.
+    assert (
+        find_slowness(shares(dict.fromkeys(NODES, window({"eval": 0.8, **dict.fromkeys(STEP, 0.04)}))), NODES) is None
+    )
+    assert (
+        find_slowness(shares(dict.fromkeys(NODES, window({"script": 0.9, **dict.fromkeys(STEP, 0.02)}))), NODES) is None
+    )
+    assert find_slowness(shares(dict.fromkeys((0, 1, 2), hungry)), NODES) is None
+
+
+# The coordinator: when ranks are sampled, and what follows from their windows.
+
+
+class Sampled(World):
+    """Two nodes with a rank each, whose windows arrive right after their end."""
+
+    def __init__(self, **changes: Any) -> None:
+        super().__init__(spec(2, nproc=1, **changes))
+        self.ranks: dict[int, RankWindow] = {0: window(), 1: window()}
+        # No window is number 0.
+        self.wall_ns = 10**13
+        self.sampled: list[tuple[int, int, bool]] = []
+        """When bouts were ordered (window), until when, whether as a routine."""
+        for number in range(2):
+            self.feed(inputs.Grouping(f"n{number + 1}", 0, number))
+            self.feed(inputs.Grouped(f"n{number + 1}", 0, number, 0.1, 0.0))
+
+    def said(self, kind: str) -> list[s.Emit]:
+        return [event for event in self.events if event.type == kind]
+
+    def run(self, windows: int) -> None:
+        """Let so many windows pass."""
+        for _ in range(windows):
+            number = int(self.wall_ns / 1e9 / WINDOW_S)
+            for _ in range(int(WINDOW_S)):
+                self.now += 1
+                self.wall_ns += 10**9
+                for name in self.machines:
+                    self.feed(inputs.Heartbeat(name, heard_age=0.0, stepped=True, moved=True))
+                self.feed(inputs.Tick())
+                for name, orders in self.orders.items():
+                    for order in orders:
+                        if order.op == "sample" and name == "n1":
+                            at = int(self.wall_ns / 1e9 / WINDOW_S)
+                            self.sampled.append((at, order.args["until"], order.args["routine"]))
+                    orders.clear()
+            if any(at <= number < until for at, until, _ in self.sampled):
+                for rank, one in self.ranks.items():
+                    self.feed(inputs.Windows(f"n{rank + 1}", 0, number, {rank: one}))
+            self.feed(inputs.Tick())
+
+
+LATE = window({"script": 0.4, "forward": 0.1, "backward": 0.15})
+
+
+def test_a_slow_rank_is_said_once_and_so_is_its_end() -> None:
+    world = Sampled(hang_after=0.0)
+    world.run(2)
+    world.ranks = {0: FAST, 1: LATE}
+    world.run(2)
+    assert world.said("slow") == []
+    world.run(1)
+    (event,) = world.said("slow")
+    assert (event.node, event.rank, event.detail["phase"]) == ("n2", 1, "script")
+    assert "train.py:52 in tokenize" in event_text(event.record(1, "2026-11-29T12:00:00.000Z"))
+    status = document(world.state, {}, "n1")
+    assert [one["ranks"] for one in status["slow"]] == [[1]]
+    assert [(one["kind"], one["rank"]) for one in status["warnings"]] == [("slow", 1)]
+    assert [line for line in status_tail(status) if "slow" in line] == [slow_line(status["slow"][0])]
+    world.run(12)
+    assert len(world.said("slow")) == 1
+    world.ranks = {0: window(), 1: window()}
+    world.run(30)
+    assert (len(world.said("slow")), len(world.said("slow_over"))) == (1, 1)
+    assert document(world.state, {}, "n1")["slow"] == []
+
+
+def test_a_slowness_that_lasts_two_windows_is_not_said() -> None:
+    world = Sampled(hang_after=0.0)
+    for _ in range(3):
+        world.ranks = {0: FAST, 1: LATE}
+        world.run(2)
+        world.ranks = {0: window(), 1: window()}
+        world.run(1)
+    assert world.said("slow") == []
+
+
+def test_a_healthy_job_is_sampled_a_sixth_of_its_time() -> None:
+    world = Sampled(hang_after=0.0)
+    world.run(360)
+    first, *later = world.sampled
+    assert (first[1] - first[0], first[2]) == (12, True)
+    assert all(routine for _, _, routine in world.sampled)
+    assert 50 <= sum(until - at for at, until, _ in later) <= 60
+    assert (world.said("slow"), world.said("incident")) == ([], [])
+
+
+def test_what_looks_slow_is_sampled_without_a_break() -> None:
+    world = Sampled(hang_after=0.0)
+    world.run(30)
+    world.ranks = {0: FAST, 1: LATE}
+    # A routine bout sees it; by then at most two minutes have passed.
+    world.run(18)
+    assert len(world.said("slow")) == 1
+    assert any(not routine for _, _, routine in world.sampled)
+
+
+def test_with_slow_false_nothing_is_ordered() -> None:
+    world = Sampled(hang_after=0.0, slow=False)
+    world.run(30)
+    assert world.sampled == []
+    assert document(world.state, {}, "n1")["sampling"] == {"state": "off", "reason": "slow = false"}
+
+
+def test_a_node_says_nothing_of_the_ranks_of_others() -> None:
+    world = Sampled(hang_after=0.0)
+    world.ranks = {}
+    world.run(1)
+    for _ in range(7):
+        world.feed(inputs.Windows("n1", 0, int(world.wall_ns / 1e9 / WINDOW_S), {0: FAST, 1: LATE}))
+        world.run(1)
+    assert world.said("slow") == []
+
+
+def test_why_splits_the_time_of_all_ranks_or_of_one_beside_the_others() -> None:
+    both = {"0": {"7": window(), "8": window()}, "1": {"7": window(), "8": window()}}
+    healthy = Times({"windows": both, "nodes": {"0": "n1", "1": "n2"}, "unreachable": {}})
+    assert healthy.lines(None) == [
+        "no rank waits much less than the others",
+        "",
+        "2 ranks, 20 s                    all ranks",
+        "  forward, backward, optimizer         75%",
+        "  waiting for other ranks              15%",
+        "  loading data                         10%   data.py:20 in read",
+    ]
+    apart = {"0": {"7": FAST}, "1": {"7": LATE, "8": LATE}}
+    slowed = Times({"windows": apart, "nodes": {"0": "n1", "1": "n2"}, "unreachable": {"2": "n3 cannot be reached"}})
+    lines = slowed.lines(None)
+    assert lines[0].startswith("slow: rank 1 (n2): the others wait ")
+    assert lines[2].split() == ["2", "ranks,", "10", "s", "rank", "1", "the", "others"]
+    assert lines[-1] == "rank 2: n3 cannot be reached"
+    assert slowed.to_json([1])["off"] == {}
+    assert [*slowed.to_json(None)["ranks"]] == ["0", "1"]  # type: ignore[misc]
+
+
+def test_the_words_of_every_phase_are_known() -> None:
+    assert {*slow.HOST, slow.COMPUTE, slow.WAIT} - {"script"} <= slow.DOING.keys()
