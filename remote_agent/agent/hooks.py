@@ -46,7 +46,7 @@ def summary(record: JournalEvent) -> str:
         reason = detail.get("reason")
         text = f"the job {kind.partition('_')[2]}" + (f": {reason}" if reason else "")
     else:
-        text = str(detail.get("summary") or detail.get("reason") or "")
+        text = str(detail.get("summary") or detail.get("message") or detail.get("reason") or "")
     return " ".join(text.replace("\0", " ").split())[:SUMMARY_CHARS]
 
 
@@ -115,7 +115,7 @@ class Hooks:
                 self._over(number, of, occasion, f"{LONGEST_QUEUE} events are already waiting for this hook")
 
     def _occasion(self, record: JournalEvent) -> str:
-        """Return failure, hang, recovery or end; empty for any other record."""
+        """Return failure, hang, slow, recovery or end; empty for any other record."""
         kind = record["type"]
         if kind == EventType.INCIDENT:
             # The final verdict follows, under the same number.
@@ -124,6 +124,8 @@ class Hooks:
             return "hang" if record["detail"].get("ongoing") else "failure"
         if kind in (EventType.INCIDENT_HEALED, EventType.HANG_OVER):
             return "recovery"
+        if kind == EventType.SLOW:
+            return "slow"
         return "end" if kind in ENDED_EVENTS else ""
 
     async def _serve(self, number: int, hook: Hook) -> None:

@@ -78,7 +78,9 @@ def _condition_of_group(state: s.State) -> Condition:
         return Condition.HUNG
     if _is_importing(state):
         return Condition.IMPORTING
-    return Condition.DEGRADED if len(state.members) < _wanted_nodes(state) else Condition.RUNNING
+    if len(state.members) < _wanted_nodes(state):
+        return Condition.DEGRADED
+    return Condition.SLOW if views.slow_status(state) else Condition.RUNNING
 
 
 def _is_importing(state: s.State) -> bool:

@@ -84,6 +84,8 @@ class Condition(Word):
     RUNNING = "running"
     DEGRADED = "degraded"
     """The group runs with fewer nodes than wanted, or waits for nodes."""
+    SLOW = "slow"
+    """The others wait for one of its ranks, or something limits all of them."""
     HUNG = "hung"
     RESTARTING = "restarting"
     STOPPING = "stopping"

@@ -50,7 +50,7 @@ class Hook:
     """A shell command or URL to call on events of the job. Both may contain secrets, so nothing prints them."""
 
     on: tuple[str, ...]
-    """Some of failure, hang, recovery and end."""
+    """Some of failure, hang, slow, recovery and end."""
     command: str = dataclasses.field(default="", repr=False)
     url: str = dataclasses.field(default="", repr=False)
     kind: str = ""

@@ -85,6 +85,9 @@ def _add_job(parser: Parser) -> None:
         help="auto (default): each host keeps a process that waits with modules loaded, so restarts skip the imports",
     )
     parser.add_argument(
+        "--no-slow", action="store_true", help="do not sample the ranks: then nothing says which one is slow, and why"
+    )
+    parser.add_argument(
         "--keep-warm",
         type=read_duration,
         metavar="T",
@@ -196,6 +199,7 @@ def job_options(options: argparse.Namespace) -> UpOptions:
         join_timeout=timeouts.get("join_timeout"),
         settle_timeout=timeouts.get("last_call_timeout"),
         standby=options.standby,
+        slow=False if options.no_slow else None,
         keep_warm=options.keep_warm,
     )
 

@@ -32,7 +32,7 @@ NPROC_WORDS = ("auto", "gpu", "cpu", "xpu")
 OTHER_DEVICES = ("npu", "hpu", "mlu", "musa", "gcu", "privateuseone")
 AGENT_PYTHON = "python3"
 UV_LOCK = "uv.lock"
-OCCASIONS = ("failure", "hang", "recovery", "end")
+OCCASIONS = ("failure", "hang", "slow", "recovery", "end")
 CHATS = ("slack", "discord", "mattermost")
 LOG_BOUND_LEAST = 16 * 1024 * 1024
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -379,6 +379,8 @@ class JobDefaults:
     """Seconds from SIGTERM to SIGKILL."""
     hang_after: Annotated[float, seconds(zero=True)] = JobSpec.hang_after
     hang_restart: Annotated[float, seconds(zero=True)] = JobSpec.hang_restart
+    slow: Annotated[bool, truth] = JobSpec.slow
+    """Whether ranks are sampled now and then, to say which one the others wait for, and why."""
     metrics_port: Annotated[int, whole(0, 65535)] = JobSpec.metrics_port
     """The port on which the coordinator serves Prometheus metrics on its machine; 0: none."""
     standby: Annotated[str, one_of(STANDBY)] = JobSpec.standby
@@ -466,7 +468,7 @@ EXAMPLES = {
     "nproc_per_node": '"auto"', "min_nodes": "1", "max_nodes": "4", "max_restarts": "3", "workdir": '"."',
     "sync": "true", "sync_limit_mb": "512", "exclude": '["*.pt", "data/"]', "env": '{ NCCL_DEBUG = "WARN" }',
     "coordinator_port": "29400", "ports": '"29500-29999"', "node_timeout": "15.0", "stop_grace": "15.0",
-    "hang_after": "30.0", "hang_restart": "600.0", "metrics_port": "9400", "standby": '"auto"',
+    "hang_after": "30.0", "hang_restart": "600.0", "slow": "true", "metrics_port": "9400", "standby": '"auto"',
     "keep_warm": '"10m"', "log_bound": '"2G"', "snapshots": '["snapshot.pt", "checkpoints/**"]',
     "snapshots_limit": '"50G"', "environment": '"uv.lock"', "extras": '["cu128"]',
     "container": '"docker.io/pytorch/pytorch:2.9.0-cuda12.8-cudnn9-runtime"', "mounts": '["/data", "/scratch:ro"]',

@@ -68,6 +68,7 @@ class UpOptions:
     join_timeout: float | None = None
     settle_timeout: float | None = None
     standby: str | None = None
+    slow: bool | None = None
     keep_warm: float | None = None
     snapshots: tuple[str, ...] | None = None
 

@@ -113,7 +113,7 @@ class Keyboard:
 _LEVELS: Final[dict[str, Level]] = {"warning": "warning", "error": "error"}
 TICK_S: Final = 1 / 8
 # The user is notified when the job gets into one of these.
-CALLS_FOR_HELP: Final = (Condition.HUNG, Condition.DEGRADED, Condition.FAILED)
+CALLS_FOR_HELP: Final = (Condition.HUNG, Condition.SLOW, Condition.DEGRADED, Condition.FAILED)
 HISTORY: Final = 32
 DETACHED: Final = 0
 # The user's theme files are checked for changes this often, seconds.

@@ -40,6 +40,7 @@ NODES: Final = _looks({
 })  # fmt: skip
 _JOBS: Final = _looks({
     Condition.LAUNCHING: "~~", Condition.IMPORTING: "~~", Condition.RUNNING: "●*", Condition.DEGRADED: "!!",
+    Condition.SLOW: "◐%",
     Condition.HUNG: "??", Condition.RESTARTING: "~~", Condition.STOPPING: "↓v",
     Condition.SUCCEEDED: "✓+", Condition.FAILED: "XX", Condition.STOPPED: "□o",
 })  # fmt: skip

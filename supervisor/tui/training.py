@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
+import textwrap
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from remote_agent.wire.events import EventType
@@ -18,6 +19,7 @@ from supervisor.tui.rows.tables import fit_parts
 from supervisor.wording import usage, values
 from supervisor.wording.goodput import redone_s
 from supervisor.wording.incidents import is_hang
+from supervisor.wording.slow import slow_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -274,8 +276,13 @@ def _speeds(series: Series, now: Newest) -> tuple[list[float], str]:
 
 
 def _strips(series: Series, job_view: JobView, width: int, height: int, glyphs: Glyphs) -> list[Row]:
-    """Return a strip of each rank's step times, under a heading; of too many ranks those with the highest values."""
+    """Return a strip of each rank's step times, under a heading; of too many ranks those with the highest values.
+
+    Below them stands for whom the others wait.
+    """
     steps, slow = series.of("step_s"), _slow(job_view.status)
+    said = [part for one in job_view.status.get("slow", ()) for part in textwrap.wrap(slow_line(one), max(20, width))]
+    height = max(0, height - len(said))
     rows = [(rank, steps[rank.rank]) for rank in job_view.ranks if rank.rank in steps]
     lines: list[Row] = []
     if rows:
@@ -293,6 +300,8 @@ def _strips(series: Series, job_view: JobView, width: int, height: int, glyphs: 
             strip = charts.heat(row, usual, max(0, width - label - len(note) - 1), glyphs)
             name: Span = (f"{f'{rank.rank} {rank.node}':<{label}}", "bad" if odd else "dim")
             lines.append((name, *strip, (note if odd else " " * len(note), "bad")))
+    lines = [*(lines[:height] if said else lines), *(((part, "warn"),) for part in said)]
+    height += len(said)
     return [fit_row(line, width, glyphs.more) for line in (lines + [EMPTY] * height)[:height]]
 
 

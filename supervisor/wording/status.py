@@ -31,7 +31,7 @@ STATE_ROLES: Mapping[str, str] = {
     for role, states in {
         "bad": (NodeState.FAILED, NodeState.LOST),
         "hung": (RankState.SILENT, Condition.HUNG),
-        "warn": (NodeState.DRAINING, Condition.DEGRADED, Condition.RESTARTING, Condition.STOPPING),
+        "warn": (NodeState.DRAINING, Condition.DEGRADED, Condition.SLOW, Condition.RESTARTING, Condition.STOPPING),
         "start": (RankState.STARTING, NodeState.CONNECTING, NodeState.READY, Condition.LAUNCHING, Condition.IMPORTING),
         "ok": (RankState.RUNNING,),
         "done": (RankState.SUCCEEDED,),

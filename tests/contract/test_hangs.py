@@ -220,10 +220,16 @@ for step in range(10**6):
 async def test_who_is_slow_and_ranks_that_come_apart_are_warned_of(tmp_path: Path) -> None:
     async with Nodes(tmp_path, 2, APART, hang_after=6.0) as nodes:
         await nodes.launch()
-        slow, apart = (await nodes.until("warning"), await nodes.until("warning", rank=1))
-        assert (slow["node"], slow["rank"]) == ("n2", None)
-        assert slow["detail"]["message"].startswith("slow: the other ranks wait for its rank 1 ")
+        apart = await nodes.until("warning", rank=1)
         assert apart["detail"]["message"].startswith("loss differs from about step 3"), apart
-        assert (await nodes.call("n1", "status"))["incident"] is None
+        slow = await nodes.until("slow", rank=1)
+        assert (slow["node"], slow["detail"]["ranks"], slow["detail"]["phase"]) == ("n2", [1], "script")
+        line = APART[: APART.index("time.sleep")].count("\n") + 1
+        assert slow["detail"]["message"].endswith(f" of the time for it: train.py:{line} in <module>, where it sleeps")
+        status = await nodes.call("n1", "status")
+        assert (status["incident"], status["condition"]) == (None, "slow")
+        own = await nodes.call("n2", "why")
+        (windows, *_) = own["windows"].values()
+        assert own["windows"].keys() and windows.keys() == {"1"}
         await nodes.call("n1", "stop", {"kill": True})
         await nodes.until("job_stopped")

@@ -44,7 +44,7 @@ JOB_KEYS, OPTIONS = names(JobDefaults), names(UpOptions)
 # A value in [job] and another one on the command line; a new key with an option of its name has none, and fails.
 VALUES: dict[str, tuple[Any, Any]] = {
     "env": ({"A": "1"}, {"A": "2"}), "keep_warm": (60.0, 0.0), "max_restarts": (3, 0),
-    "snapshots": (("a.pt",), ("b.pt",)), "standby": ("off", "auto"), "stop_grace": (7.0, 1.0),
+    "slow": (True, False), "snapshots": (("a.pt",), ("b.pt",)), "standby": ("off", "auto"), "stop_grace": (7.0, 1.0),
 }  # fmt: skip
 
 

@@ -33,7 +33,7 @@ LINES = {"input": ("data.py", "read", 20), "script": ("train.py", "tokenize", 52
          "logging": ("train.py", "emit", 9), "eval": ("train.py", "evaluate", 40)}  # fmt: skip
 
 
-def window(more: dict[str, float] | None = None, busy: float = 1.0, **facts: Any) -> RankWindow:
+def window(more: dict[str, float] | None = None, busy: float = 1.0, **facts: Any) -> Any:
     """Return a window of 10 s: these shares, and the rest of the time in waiting; busy: of what is not waiting."""
     shares = {**STEP, **(more or {})}
     shares = {**shares, "wait": shares.get("wait", max(0.0, 1 - sum(shares.values())))}
@@ -41,8 +41,8 @@ def window(more: dict[str, float] | None = None, busy: float = 1.0, **facts: Any
         name: (WINDOW_S * each, WINDOW_S * each * (0.0 if name == "wait" else busy)) for name, each in shares.items()
     }
     sites = [(name, *LINES[name], WINDOW_S * shares[name]) for name in shares if name in LINES]
-    found: Any = {"looks": 190, "phases": phases, "disk_s": 0.0, "delay_s": 0.0, "throttled_s": 0.0, "faults": 0,
-                  "cuda": False, "taken": None, "sites": sites}  # fmt: skip
+    found: dict[str, Any] = {"looks": 190, "phases": phases, "disk_s": 0.0, "delay_s": 0.0, "throttled_s": 0.0,
+                  "faults": 0, "cuda": False, "taken": None, "sites": sites}  # fmt: skip
     return {**found, **facts}
 
 
@@ -121,11 +121,14 @@ def test_a_jitter_of_a_third_names_nobody() -> None:
 
 
 def test_what_starts_is_suspended_or_was_hardly_seen_is_not_compared() -> None:
-    late = window({"script": 0.4, "forward": 0.1, "backward": 0.15})
+    late: Any = window({"script": 0.4, "forward": 0.1, "backward": 0.15})
     assert find_slowness(shares({0: FAST, 1: late}), TWO) is not None
     assert find_slowness(shares({0: FAST, 1: window({"compile": 0.2, "forward": 0.1, "backward": 0.15})}), TWO) is None
     assert find_slowness(shares({0: FAST, 1: window({"start": 0.2, "forward": 0.1, "backward": 0.15})}), TWO) is None
-    assert find_slowness(shares({0: FAST, 1: {**late, "looks": 10}}), TWO) is None
+    assert (
+        find_slowness(shares({0: FAST, 1: window({"script": 0.4, "forward": 0.1, "backward": 0.15}, looks=10)}), TWO)
+        is None
+    )
     half: Any = {**late, "phases": {name: (0.4 * wall, cpu) for name, (wall, cpu) in late["phases"].items()}}
     assert shares_of([half], WINDOW_S) is None
     # One rank saves a checkpoint, and nobody does anything else.
@@ -152,12 +155,13 @@ def test_two_witnesses_that_contradict_each_other_name_nobody() -> None:
 
 
 def test_with_gpus_the_order_of_arrival_names_the_rank_and_its_host_the_phase() -> None:
-    fast, late = {**FAST, "cuda": True}, {**window({"input": 0.5, "forward": 0.1, "backward": 0.15}), "cuda": True}
-    both: Any = shares({0: fast, 1: late})
+    fast = window({"forward": 0.1, "backward": 0.15, "input": 0.03}, cuda=True)
+    late = window({"input": 0.5, "forward": 0.1, "backward": 0.15}, cuda=True)
+    both = shares({0: fast, 1: late})
     assert find_slowness(both, TWO) is None
     found = some(find_slowness(both, TWO, last=Stragglers((1,), 0.4)))
     assert (found.ranks, found.phase, found.share) == ((1,), "input", 0.4)
-    alike: Any = shares({0: fast, 1: fast})
+    alike = shares({0: fast, 1: fast})
     assert some(find_slowness(alike, TWO, last=Stragglers((1,), 0.4))).text().endswith("its GPU takes longer")
 
 

@@ -206,8 +206,7 @@ def fits(way: Way, incident: dict[str, Any]) -> bool:
 
 def slow_ranks(run: Run) -> list[tuple[int, str]]:
     """Return the ranks that were called slow, with the text."""
-    warnings = [one for one in run.ask("events") if one["type"] == "warning"]
-    return [(one["rank"], one["detail"]["message"]) for one in warnings if one["detail"]["kind"] == "slow"]
+    return [(one["rank"], one["detail"]["message"]) for one in run.ask("events") if one["type"] == "slow"]
 
 
 def reported_at(run: Run) -> float:
