@@ -39,8 +39,7 @@ OF_CAUSE, OF_PHASE, OF_PLACE = 1 / 4, 1 / 2, 0.4
 SWAPS, SWAPS_TIMES = 50.0, 3.0
 # With a smaller share of a processor, a phase sleeps.
 ASLEEP = 0.3
-# All ranks alike: the others' waits differ by less than this, and each rank spends this share in one phase.
-ALIKE = 0.1
+# If no rank is slow: each rank spends this share in one phase.
 LIMITS: Mapping[str, float] = {"input": 0.4, "checkpoint": 0.15, "logging": 0.4}
 COMPUTING = ("forward", "backward", "optimizer", "gpu")
 # What a rank may do in place of computing; each has a place in the script.
@@ -340,9 +339,7 @@ def _because_of(kind: str, share: float, taken: TakenBy | None = None) -> SlowCa
 
 def _limited_alike(shares: Mapping[int, Shares]) -> Slowness | None:
     """Return what every rank spends much of its time on, while all of them train."""
-    waits = [one.of(WAIT) for one in shares.values()]
-    trains = all(one.of(COMPUTE) >= PAUSE for one in shares.values())
-    if not shares or not trains or max(waits) - min(waits) >= ALIKE:
+    if not shares or not all(one.of(COMPUTE) >= PAUSE for one in shares.values()):
         return None
     for phase, least in LIMITS.items():
         share = min(one.of(phase) for one in shares.values())

@@ -26,6 +26,7 @@ from tests.bench import (
     odd,
     report,
     restart,
+    sampling,
     scale,
     screen,
     snapshots,
@@ -51,10 +52,11 @@ BENCHMARKS: dict[str, Callable[[], Report]] = {
     "snapshots": snapshots.run,
     "last_output": last_output.run,
     "many": many.run,
+    "sampling": sampling.run,
     "scale": scale.run,
 }
 # These need no cluster of hosts.
-ALONE = frozenset({"scale"})
+ALONE = frozenset({"sampling", "scale"})
 
 
 def main(argv: list[str] | None = None) -> int:
