@@ -37,11 +37,13 @@ LEAST, MAX_PLACES = 0.01, 3
 WIDTH = 30
 
 
-def slow_line(status: SlowStatus) -> str:
-    """Return for whom the others wait, or what limits all ranks, as a line."""
-    ranks, node = status["ranks"], one_line(status["node"])
-    who = f"rank {ranks[0]} ({node}): " if len(ranks) == 1 else f"{node}: " if status["node"] else ""
-    return f"slow: {who}{one_line(status['message'])}"
+def slow_line(status: SlowStatus, *, short: bool = False) -> str:
+    """Return for whom the others wait, or what limits all ranks, as a line; `short`: of the wait, only its share."""
+    ranks, node, message = status["ranks"], one_line(status["node"]), one_line(status["message"])
+    who = f"rank {ranks[0]} ({node})" if len(ranks) == 1 else node if ranks else ""
+    if who and short:
+        return f"slow: {who} {status['share']:.0%}: {message.partition(': ')[2]}"
+    return f"slow: {who}: {message}" if who else f"slow: {message}"
 
 
 class Times:

@@ -18,6 +18,8 @@ from supervisor.tui.rows.spans import EMPTY, Row, Span, clean, fit_row, row_widt
 from supervisor.tui.rows.tables import fit_parts
 from supervisor.tui.widgets.lines import Drawn, LineView
 from supervisor.wording import incidents, values
+from supervisor.wording.slow import slow_line
+from supervisor.wording.slow import slow_line
 from supervisor.wording.status import start_of
 
 if TYPE_CHECKING:
@@ -127,6 +129,10 @@ def _next_row(job_view: JobView, age_s: float, now_s: float, width: int, glyphs:
     # It is over without having healed while the ranks of a failed job are stopped.
     if incident is not None and incident.get("state") in ("open", "over"):
         return _failure_row(job_view, following, now_s, width, glyphs)
+    slow = job_view.status.get("slow")
+    if slow and not following:
+        text = clean(slow_line(slow[0], short=width < 100).removeprefix("slow: "))
+        return spread([(f" ! SLOW  {text}", "warn")], [("  [x y] why ", "key")], width, glyphs.more)
     if incident is None:
         text, role = (following, "warn") if following else (_calm(job_view, now_s), "dim")
         return fit_row(((f" {text}", role),), width, glyphs.more)
