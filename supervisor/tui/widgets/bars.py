@@ -19,7 +19,6 @@ from supervisor.tui.rows.tables import fit_parts
 from supervisor.tui.widgets.lines import Drawn, LineView
 from supervisor.wording import incidents, values
 from supervisor.wording.slow import slow_line
-from supervisor.wording.slow import slow_line
 from supervisor.wording.status import start_of
 
 if TYPE_CHECKING:
