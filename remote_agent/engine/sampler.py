@@ -18,6 +18,7 @@ import gc
 import json
 import os
 import sys
+import threading
 import time
 
 TYPE_CHECKING = False
@@ -150,7 +151,7 @@ class Sampler:
         self._here = here
         self._path = os.path.join(here, f"{rank}{SUFFIX}")
         self._pid = os.getpid()
-        self._main = _thread.get_ident()
+        self._main = threading.main_thread().ident or 0
         self._clock = time.pthread_getcpuclockid(self._main)
         self._libraries = libraries()
         self._codes: dict[int, tuple[CodeType, str, str, bool]] = {}
@@ -330,7 +331,7 @@ def why_off() -> str:
 
 
 def start(here: str, rank: int) -> None:
-    """Start the thread of this process, whose main thread is the caller."""
+    """Start the thread of this process."""
     reason = why_off()
     if reason:
         _put(os.path.join(here, f"{rank}{SUFFIX}"), {"off": reason})

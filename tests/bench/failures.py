@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.bench.faults import FAULTS, HOST, WARNING, Fault, Run
+from tests.bench.faults import FAULTS, HOST, SLOW, WARNING, Fault, Run
 from tests.bench.fleet import event_ns
 from tests.bench.report import Report, Table, seconds
 from tests.bench.stamps import Stamps
@@ -83,9 +83,10 @@ def _break(run: Run, fault: Fault, go: Path, goes_on: Callable[[], bool]) -> int
 
 
 def _heard(job: Job, fault: Fault, begun_ns: int) -> tuple[Said, Said]:
-    event = job.until("warning" if fault.category == WARNING else "incident", WATCH_S)
+    goes_on = fault.category in (WARNING, SLOW)
+    event = job.until(str(fault.category) if goes_on else "incident", WATCH_S)
     after_s = (event_ns(event) - begun_ns) / 1e9
-    live = _warned(fault, event, after_s) if fault.category == WARNING else _judged(fault, event["detail"], after_s)
+    live = _warned(fault, event, after_s) if goes_on else _judged(fault, event["detail"], after_s)
     if fault.hangs:
         job.run("stop")
         job.wait(STOP_S)
@@ -97,14 +98,14 @@ def _heard(job: Job, fault: Fault, begun_ns: int) -> tuple[Said, Said]:
     incidents = json.loads(done.stdout)["incidents"]
     if incidents:
         return live, _judged(fault, incidents[0], None)
-    return live, Said("no failure found", None, right=fault.category == WARNING)
+    return live, Said("no failure found", None, right=goes_on)
 
 
 def _warned(fault: Fault, event: dict[str, Any], after_s: float) -> Said:
     ranks = () if event["rank"] is None else (event["rank"],)
     right = event["node"] == HOST and ranks == fault.culprit
     who = f"rank {ranks[0]} ({event['node']})" if ranks else event["node"]
-    return Said(f"warning: {who}: {event['detail']['message']}", after_s, right)
+    return Said(f"{fault.category}: {who}: {event['detail']['message']}", after_s, right)
 
 
 def _judged(fault: Fault, incident: dict[str, Any], after_s: float | None) -> Said:

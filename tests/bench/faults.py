@@ -20,7 +20,8 @@ from tests.cluster.network import command
 RANK = 2
 """The rank that breaks it: the first of the second host."""
 HOST = "n2"
-WARNING = "warning"
+# Events that say what is wrong with a job that goes on.
+WARNING, SLOW = "warning", "slow"
 """The category of what is no failure."""
 _FIREWALL = """
 table inet firewall {
@@ -285,7 +286,7 @@ FAULTS = (
         of_host=True, hosts=("n1", HOST, "n3"), undo=_unblock,
     ),
     Fault(
-        "slow host", _WORK, WARNING, _throttle, culprit=(), hangs=True, of_host=True, undo=_release,
+        "slow host", _WORK, SLOW, _throttle, culprit=(), hangs=True, of_host=True, undo=_release,
     ),
     Fault("loss that was the same on all ranks", _APART, WARNING, hangs=True),
     Fault(
