@@ -81,6 +81,12 @@ def render(status: Status) -> str:
             [({"phase": name}, round(ms / 1000, 4)) for name, ms in phases_of(status["phases"]).items()],
         ),
         ("hang", "gauge", "1 while the group hangs.", [({}, int(status["condition"] == Condition.HUNG))]),
+        (
+            "slow",
+            "gauge",
+            "The share of the time that the others wait for the ranks of a node, or that something limits all.",
+            [({"node": one["node"] or ""}, one["share"]) for one in status["slow"]] or [({"node": ""}, 0)],
+        ),
         *_vitals(nodes),
     )
     lines: list[str] = []

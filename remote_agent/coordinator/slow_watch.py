@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from remote_agent.coordinator import inputs
 from remote_agent.coordinator import state as s
 from remote_agent.diagnose import slow
-from remote_agent.diagnose.hang.stragglers import find_stragglers
+from remote_agent.diagnose.hang.stragglers import NOBODY, find_stragglers
 from remote_agent.diagnose.incidents import iso_time
 from remote_agent.wire.documents import WINDOW_S
 from remote_agent.wire.events import EventType
@@ -85,7 +85,7 @@ def on_pulses(turn: Turn) -> None:
     ranks, watch = turn.state.ranks, turn.state.watch
     nodes = {rank: ranks[rank].node for rank in watch.now if rank in ranks}
     last = find_stragglers({rank: watch.now[rank] for rank in nodes}, nodes)
-    _set(turn, last=last)
+    _set(turn, last=last if last.is_certain else NOBODY)
     if last.ranks:
         _suspect(turn)
 

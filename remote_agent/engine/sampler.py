@@ -115,6 +115,7 @@ class Window:
         """By phase: time, and the processor's share of it."""
         self.sites: dict[Site, float] = {}
         self.disk_s = 0.0
+        self.cuda = getattr(getattr(sys.modules.get("torch"), "cuda", None), "_initialized", False) is True
 
     def add(self, site: Site, seconds: float, cpu_s: float, state: str) -> None:
         """Count this time for what was seen at its end."""
@@ -127,7 +128,7 @@ class Window:
             del self.sites[min(self.sites, key=self.sites.__getitem__)]
         self.sites[site] = self.sites.get(site, 0.0) + seconds
 
-    def to_json(self, counts: list[int], cuda: bool) -> dict[str, Any]:
+    def to_json(self, counts: list[int]) -> dict[str, Any]:
         """Return it as it is written, with the counters at its end."""
         sites = sorted(self.sites.items(), key=lambda item: -item[1])[:MAX_REPORTED]
         faults, delay_ns, processor = counts
@@ -139,7 +140,7 @@ class Window:
             "delay_s": round((delay_ns - self.counts[1]) / 1e9, 3),
             "faults": faults - self.counts[0],
             "processor": processor,
-            "cuda": cuda,
+            "cuda": self.cuda,
             "sites": [[*site, round(seconds, 3)] for site, seconds in sites if seconds >= LEAST_S],
         }
 
@@ -209,7 +210,8 @@ class Sampler:
             now_ns, before_s, cpu_s = time.time_ns(), cpu_s, time.clock_gettime(self._clock)
             state = _stat()[0]
             if site[0] == ENGINE:
-                site = ("wait" if state in "SD" else "backward", *site[1:])
+                # With a GPU, the main thread sleeps while another one queues the work.
+                site = ("gpu" if window.cuda else "wait" if state in "SD" else "backward", *site[1:])
             window.looks += 1
             gap_s = (now_ns - last_ns) / 1e9
             if not 0 < gap_s < GAP_S:
@@ -231,8 +233,7 @@ class Sampler:
         return Window(number, (number + 1) * WINDOW_NS - shift_ns, _counters())
 
     def _write(self, window: Window) -> None:
-        cuda = getattr(getattr(sys.modules.get("torch"), "cuda", None), "_initialized", False) is True
-        self._windows = [*self._windows[1 - MAX_WINDOWS :], window.to_json(_counters(), cuda)]
+        self._windows = [*self._windows[1 - MAX_WINDOWS :], window.to_json(_counters())]
         _put(self._path, {"windows": self._windows})
 
     def _look(self) -> Site:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from remote_agent.diagnose.hang.pulses import Pulse
 
-# The others wait this share of the time for a straggler. gloo computes on the processors that all else uses too.
-SHARE, SHARE_OF_GPUS = 0.5, 0.2
+# The others wait this share of the time for a straggler. gloo computes on the processors that all else uses too: there,
+# smaller shares only give reason to look closer.
+SHARE, SHARE_OF_GPUS, SUSPICIOUS = 0.5, 0.2, 0.2
 # An evaluation or a checkpoint does not make a rank slow: the longest waits are ignored, and others must be left.
 IGNORED, FEWEST = 2, 4
 
@@ -26,6 +27,7 @@ class Stragglers(NamedTuple):
 
     ranks: tuple[int, ...] = ()
     share: float = 0.0
+    is_certain: bool = False
 
 
 NOBODY = Stragglers()
@@ -61,9 +63,12 @@ def _find(pulses: Mapping[int, Pulse], nodes: Mapping[int, str], key: str) -> St
     begin_ns, end_ns = min(times[0] for times in arrivals.values()), max(times[-1] for times in arrivals.values())
     shares = {late: _share(own, end_ns - begin_ns) for late, own in waits.items()}
     # If all ranks of a node are slow it is the node, whichever of them is last.
-    least = SHARE_OF_GPUS if done else SHARE
-    slow = max((late for late, share in shares.items() if share >= least), key=len, default=())
-    return Stragglers(slow, shares[slow]) if slow else NOBODY
+    certain = SHARE_OF_GPUS if done else SHARE
+    for least in (certain, SUSPICIOUS):
+        slow = max((late for late, share in shares.items() if share >= least), key=len, default=())
+        if slow:
+            return Stragglers(slow, shares[slow], least == certain)
+    return NOBODY
 
 
 def _done(pulses: Mapping[int, Pulse], key: str) -> dict[int, int]:
