@@ -7,11 +7,13 @@ theirs. Nothing is said of a pause of all, of a start, of a pipeline, or if two 
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from typing import Any
 
 import pytest
 
+from remote_agent.base.clocks import Clock
 from remote_agent.coordinator import inputs
 from remote_agent.coordinator import state as s
 from remote_agent.coordinator.status import document
@@ -22,6 +24,7 @@ from remote_agent.wire.documents import WINDOW_S, RankWindow
 from supervisor.wording.events import event_text
 from supervisor.wording.slow import Times, slow_line
 from supervisor.wording.status import status_tail
+from tests.fast.test_stalls import IDLE
 from tests.fast.waiting import some
 from tests.fast.world import World, spec
 
@@ -275,6 +278,26 @@ def test_what_looks_slow_is_sampled_without_a_break() -> None:
     world.run(18)
     assert len(world.said("slow")) == 1
     assert any(not routine for _, _, routine in world.sampled)
+
+
+def test_who_arrives_last_gives_reason_to_look_closer() -> None:
+    world = Sampled(hang_after=0.0)
+    world.run(20)
+    last = {0: came(0.1), 1: came(0.2)}
+    asked = dataclasses.replace(world.state.watch, asked=frozenset(world.machines))
+    world.state = dataclasses.replace(world.state, watch=asked)
+    for rank, pulse in last.items():
+        world.feed(inputs.Pulses(f"n{rank + 1}", 0, {rank: pulse}))
+    world.run(1)
+    assert not world.sampled[-1][2]
+    assert world.said("slow") == []
+
+
+def came(needs_s: float) -> Any:
+    """Return the pulse of a rank that reaches each of 40 collectives so long after the one before was done."""
+    later = [int(1e6 * (0.2 * number + needs_s)) for number in range(40)]
+    reached = {"first": 1, "t_us": later[0], "later_us": [each - later[0] for each in later]}
+    return {**IDLE, "groups": {"0": {"ranks": None, "last": 40, "came": reached}}, "clock": Clock(0, 0)}
 
 
 def test_with_slow_false_nothing_is_ordered() -> None:

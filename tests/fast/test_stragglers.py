@@ -64,6 +64,12 @@ def test_a_straggler_is_named(own: dict[int, float], buckets: int, ranks: tuple[
     assert (found.ranks, round(found.share, 2)) == (ranks, share)
 
 
+def test_a_smaller_share_is_only_suspicious() -> None:
+    found = find_stragglers(pulses(arrivals({**EVEN, 3: 0.15})), NODES)
+    assert (found.ranks, found.is_certain) == ((3,), False)
+    assert find_stragglers(pulses(arrivals(SLOW_RANK)), NODES).is_certain
+
+
 @pytest.mark.parametrize("shift_s", [5, -5])
 def test_wrong_clocks_change_nothing(shift_s: int) -> None:
     wrong = {"n2": Clock(shift_s * SECOND_NS, SECOND_NS // 1000)}
