@@ -304,6 +304,16 @@ def many(nodes: int, per_node: int) -> RecordedSession:
 GIB = 1 << 30
 
 
+def slow_rank(since: str) -> Any:
+    """Return what a status says of rank 5 on n002, which sleeps."""
+    return {
+        "node": "n002", "ranks": [5], "since": since, "share": 0.47, "phase": "script",
+        "place": {"file": "train.py", "line": 52, "function": "log_metrics"},
+        "cause": {"kind": "sleeps", "share": 0.4, "by": None, "pid": None}, "limits": None,
+        "message": "the others wait 47% of the time for it: train.py:52 in log_metrics, where it sleeps",
+    }  # fmt: skip
+
+
 def trained(session: RecordedSession, now_s: float, seconds: int = 600) -> RecordedSession:
     """The same measured job with its history: a failure and a restart in the middle, and rank 5 slow at the end."""
 
@@ -312,22 +322,7 @@ def trained(session: RecordedSession, now_s: float, seconds: int = 600) -> Recor
 
     session.status["started_at"] = moment(seconds)
     if len(session.status["nodes"]) == 4:
-        place = {"file": "train.py", "line": 52, "function": "log_metrics"}
-        cause = {"kind": "sleeps", "share": 0.4, "by": None, "pid": None}
-        session.status["condition"] = "slow"
-        session.status["slow"] = [
-            {
-                "node": "n002",
-                "ranks": [5],
-                "since": moment(seconds * 0.15),
-                "share": 0.47,
-                "phase": "script",
-                "place": place,
-                "cause": cause,
-                "limits": None,
-                "message": "the others wait 47% of the time for it: train.py:52 in log_metrics, where it sleeps",
-            }
-        ]
+        session.status.update(condition="slow", slow=[slow_rank(moment(seconds * 0.15))])
     half = seconds / 2
     names = [node["name"] for node in session.status["nodes"]]
     world = {
