@@ -141,6 +141,9 @@ class JobSpec:
     def program_digest(self) -> str:
         """Return a hash of what the job runs and how: of all but its nodes and the digest of its files."""
         common = dataclasses.asdict(dataclasses.replace(self, nodes=(), tree_digest=""))
+        if self.slow:
+            # The agents of earlier versions, which may be part of the same job, do not have it.
+            del common["slow"]
         return hashlib.sha256(json.dumps(common, sort_keys=True).encode()).hexdigest()
 
     @classmethod
