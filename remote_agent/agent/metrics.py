@@ -84,8 +84,8 @@ def render(status: Status) -> str:
         (
             "slow",
             "gauge",
-            "The share of the time that the others wait for the ranks of a node, or that something limits all.",
-            [({"node": one["node"] or ""}, one["share"]) for one in status["slow"]] or [({"node": ""}, 0)],
+            "The share of the time that the others wait for a rank or node, or that something limits all; 0: neither.",
+            [({}, max((one["share"] for one in status.get("slow", ())), default=0))],
         ),
         *_vitals(nodes),
     )

@@ -17,11 +17,11 @@ from remote_agent.wire.documents import WINDOW_S
 from remote_agent.wire.events import EventType
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from remote_agent.coordinator.transitions import Turn
-    from remote_agent.diagnose.slow import Slowness
-    from remote_agent.wire.documents import RankWindow, SlowStatus
+    from remote_agent.diagnose.slow import Shares, Slowness
+    from remote_agent.wire.documents import SlowStatus
 
 # In windows: the first bout, a bout while something is suspected, and of each PERIOD the ones that are always sampled.
 FIRST, SUSPECTED, PERIOD, ROUTINE = 12, 12, 12, 2
@@ -31,6 +31,8 @@ AGAIN = 60
 ROUNDS = 3
 # A window is judged without the ranks whose reports have not come by then.
 LATE_S = 4.0
+# To describe what is slow, so many other ranks are enough.
+PEERS = 128
 # More windows than this are not outstanding unless a node's clock is wrong.
 MAX_PENDING = 6
 
@@ -100,25 +102,26 @@ def on_windows(turn: Turn, event: inputs.Windows) -> None:
     state, now = turn.state, turn.wall_ns / 1e9 / WINDOW_S
     if state.phase != s.RUNNING or not now - MAX_PENDING < event.window <= now + 1:
         return
-    pending = state.watch.slow.pending
+    # Each is reduced when it comes: those of thousands of ranks would hold up the loop.
     own = {
-        rank: window for rank, window in event.ranks.items()
+        rank: slow.shares_of(window, WINDOW_S)
+        for rank, window in event.ranks.items()
         if rank in state.ranks and state.ranks[rank].node == event.node
-    }  # fmt: skip
+    }
+    pending = state.watch.slow.pending
     _set(turn, pending={**pending, event.window: {**pending.get(event.window, {}), **own}})
 
 
 def _judge(turn: Turn, number: int) -> None:
     """See what a window shows, and whether it has been so for long enough."""
     watch = turn.state.watch.slow
-    windows = watch.pending[number]
+    shares = {rank: one for rank, one in watch.pending[number].items() if one is not None}
     _set(turn, pending={each: known for each, known in watch.pending.items() if each > number})
-    shares = _shares([windows])
     if turn.state.watch.hang is not None or slow.is_pause(shares):
         return
-    found, before = _find(turn, shares), watch.found
+    found, before = _find(turn, shares, is_whole=True), watch.found
     rounds = watch.rounds + 1 if _is_same(found, before) else 1
-    judged = (*watch.judged[1 - ROUNDS :], windows)
+    judged = (*watch.judged[1 - ROUNDS :], _some(turn, shares, found))
     _set(turn, found=found, rounds=rounds, judged=judged)
     if found is not None:
         _suspect(turn)
@@ -126,15 +129,22 @@ def _judge(turn: Turn, number: int) -> None:
         _conclude(turn)
 
 
-def _shares(judged: list[Mapping[int, RankWindow]]) -> dict[int, slow.Shares]:
-    ranks = {rank for windows in judged for rank in windows}
-    each = {rank: slow.shares_of([windows[rank] for windows in judged if rank in windows], WINDOW_S) for rank in ranks}
-    return {rank: shares for rank, shares in each.items() if shares is not None}
+def _some(turn: Turn, shares: Mapping[int, Shares], found: Slowness | None) -> dict[int, Shares]:
+    """Return the shares of the ranks of the node that was found, and of some others: enough to describe it."""
+    ranks, every = turn.state.ranks, max(1, len(shares) // PEERS)
+    node = found.node if found is not None else None
+    return {rank: one for rank, one in shares.items() if rank % every == 0 or ranks[rank].node == node}
 
 
-def _find(turn: Turn, shares: Mapping[int, slow.Shares]) -> Slowness | None:
+def _mean(judged: Sequence[Mapping[int, Shares]]) -> dict[int, Shares]:
+    ranks = {rank for shares in judged for rank in shares}
+    return {rank: slow.mean([shares[rank] for shares in judged if rank in shares]) for rank in ranks}
+
+
+def _find(turn: Turn, shares: Mapping[int, Shares], *, is_whole: bool) -> Slowness | None:
+    """Return what these shares show; `is_whole`: they should be those of all live ranks."""
     ranks, watch = turn.state.ranks, turn.state.watch
-    nodes = {number: rank.node for number, rank in ranks.items() if rank.state == "running"}
+    nodes = {rank: one.node for rank, one in ranks.items() if one.state == "running" and (is_whole or rank in shares)}
     shares = {rank: one for rank, one in shares.items() if rank in nodes}
     groups = (group["ranks"] for pulse in watch.now.values() for group in pulse["groups"].values())
     stages = {tuple(group) for group in groups if group and 1 < len(group) < len(nodes)}
@@ -152,7 +162,7 @@ def _is_same(one: Slowness | None, other: Slowness | None) -> bool:
 def _conclude(turn: Turn) -> None:
     """Write to the journal what ROUNDS windows in a row have shown, unless it is known."""
     watch = turn.state.watch.slow
-    found = _find(turn, _shares(list(watch.judged))) if watch.found is not None else None
+    found = _find(turn, _mean(watch.judged), is_whole=False) if watch.found is not None else None
     if watch.found is not None and (found is None or not _is_same(found, watch.found)):
         # Together they show less than each of them.
         return

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from remote_agent.coordinator.quorum import Groups, Votes
     from remote_agent.diagnose.hang.loops import Loop
     from remote_agent.diagnose.hang.pulses import Pulse
-    from remote_agent.diagnose.slow import Slowness
+    from remote_agent.diagnose.slow import Shares, Slowness
     from remote_agent.wire import JobSpec, NodeSpec
     from remote_agent.wire.documents import (
         IncidentDocument,
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
         OfferedSnapshot,
         PlacedAnswer,
         RankExit,
-        RankWindow,
         SlowStatus,
         SnapshotEntry,
     )
@@ -113,10 +112,10 @@ class SlowWatch:
     """Windows before this one have been ordered."""
     suspected: int = 0
     """The window in which something was suspected last."""
-    pending: Mapping[int, Mapping[int, RankWindow]] = dataclasses.field(default_factory=dict)
+    pending: Mapping[int, Mapping[int, Shares | None]] = dataclasses.field(default_factory=dict)
     """What has been reported of windows that are not judged yet, by rank."""
-    judged: tuple[Mapping[int, RankWindow], ...] = ()
-    """The newest windows that were judged."""
+    judged: tuple[Mapping[int, Shares], ...] = ()
+    """Of the newest windows that were judged: what describes it."""
     found: Slowness | None = None
     """What the newest one shows, as have the `rounds` - 1 before it; None: nothing."""
     rounds: int = 0

@@ -14,7 +14,7 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from remote_agent.diagnose.hang.stragglers import NOBODY, Stragglers
 from remote_agent.text.names import name_ranks
@@ -66,7 +66,6 @@ class Shares:
     """What one rank's time went to, as shares of it."""
 
     looks: int
-    seconds: float
     phases: Mapping[str, float]
     cpu: Mapping[str, float]
     """By phase: the share of all time in which a processor worked for it."""
@@ -98,37 +97,55 @@ class Shares:
         return self.looks >= FEWEST_LOOKS and self.of("start") + self.of("compile") < STARTING
 
 
-def shares_of(windows: Sequence[RankWindow], window_s: float) -> Shares | None:
-    """Return one rank's shares over these windows; None if they do not cover enough of their time."""
-    seconds = sum(time_s for one in windows for time_s, _ in one["phases"].values())
-    if not windows or seconds < COVERED * window_s * len(windows):
+def shares_of(window: RankWindow, window_s: float) -> Shares | None:
+    """Return one rank's shares in a window; None if too little of its time is covered."""
+    seconds = sum(time_s for time_s, _ in window["phases"].values())
+    if seconds < COVERED * window_s:
         return None
-    phases: dict[str, float] = {}
-    cpu: dict[str, float] = {}
     places: dict[tuple[str, str, str], float] = {}
-    lines: dict[tuple[str, str, str], dict[int, float]] = {}
-    for one in windows:
-        for phase, (time_s, cpu_s) in one["phases"].items():
-            phases[phase] = phases.get(phase, 0.0) + time_s / seconds
-            cpu[phase] = cpu.get(phase, 0.0) + cpu_s / seconds
-        for phase, file, function, line, time_s in one["sites"]:
-            place = (phase, file, function)
-            places[place] = places.get(place, 0.0) + time_s / seconds
-            known = lines.setdefault(place, {})
-            known[line] = known.get(line, 0.0) + time_s
+    lines: dict[tuple[str, str, str], int] = {}
+    # The places with the most time come first.
+    for phase, file, function, line, time_s in window["sites"]:
+        place = (phase, file, function)
+        places[place] = places.get(place, 0.0) + time_s / seconds
+        lines.setdefault(place, line)
     return Shares(
-        looks=sum(one["looks"] for one in windows),
-        seconds=seconds,
-        phases=phases,
-        cpu=cpu,
+        looks=window["looks"],
+        phases={phase: time_s / seconds for phase, (time_s, _) in window["phases"].items()},
+        cpu={phase: cpu_s / seconds for phase, (_, cpu_s) in window["phases"].items()},
         places=places,
-        lines={place: max(own, key=own.__getitem__) for place, own in lines.items()},
-        disk=sum(one["disk_s"] for one in windows) / seconds,
-        delay=sum(one["delay_s"] for one in windows) / seconds,
-        throttled=sum(one["throttled_s"] for one in windows) / seconds,
-        faults_s=sum(one["faults"] for one in windows) / seconds,
-        cuda=any(one["cuda"] for one in windows),
-        taken=next((one["taken"] for one in reversed(windows) if one["taken"]), None),
+        lines=lines,
+        disk=window["disk_s"] / seconds,
+        delay=window["delay_s"] / seconds,
+        throttled=window["throttled_s"] / seconds,
+        faults_s=window["faults"] / seconds,
+        cuda=window["cuda"],
+        taken=window["taken"],
+    )
+
+
+def mean(each: Sequence[Shares]) -> Shares:
+    """Return one rank's shares in several windows together."""
+
+    def of(name: str) -> float:
+        return statistics.fmean(getattr(one, name) for one in each)
+
+    def by_key(name: str) -> dict[Any, float]:
+        keys = {key for one in each for key in getattr(one, name)}
+        return {key: statistics.fmean(getattr(one, name).get(key, 0.0) for one in each) for key in keys}
+
+    return Shares(
+        looks=sum(one.looks for one in each),
+        phases=by_key("phases"),
+        cpu=by_key("cpu"),
+        places=by_key("places"),
+        lines={place: line for one in each for place, line in one.lines.items()},
+        disk=of("disk"),
+        delay=of("delay"),
+        throttled=of("throttled"),
+        faults_s=of("faults_s"),
+        cuda=any(one.cuda for one in each),
+        taken=next((one.taken for one in reversed(each) if one.taken), None),
     )
 
 

@@ -39,8 +39,8 @@ GOLDEN = 0.618
 GAP_S = 60.0
 # Frames of a stack that are looked at, places that are known, and reported, windows and code objects that are kept.
 MAX_FRAMES, MAX_SITES, MAX_REPORTED, MAX_WINDOWS, MAX_CODES = 64, 128, 8, 3, 8192
-# A place with less time in a window is not reported.
-LEAST_S = 0.1
+# Phases and places with less time in a window are not reported.
+LEAST_S = 0.05
 STACK_BYTES = 512 * 1024
 # How long the end of Python waits for this thread's own end.
 END_S = 0.2
@@ -135,13 +135,15 @@ class Window:
         return {
             "window": self.number,
             "looks": self.looks,
-            "phases": {name: [round(each, 3) for each in times] for name, times in self.phases.items()},
+            "phases": {
+                name: [round(each, 2) for each in times] for name, times in self.phases.items() if times[0] >= LEAST_S
+            },
             "disk_s": round(self.disk_s, 3),
             "delay_s": round((delay_ns - self.counts[1]) / 1e9, 3),
             "faults": faults - self.counts[0],
             "processor": processor,
             "cuda": self.cuda,
-            "sites": [[*site, round(seconds, 3)] for site, seconds in sites if seconds >= LEAST_S],
+            "sites": [[*site, round(seconds, 2)] for site, seconds in sites if seconds >= LEAST_S],
         }
 
 

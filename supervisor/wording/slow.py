@@ -56,10 +56,10 @@ class Times:
         owned = [set(windows) for windows in sampled["windows"].values()]
         numbers = sorted(set.intersection(*owned) if owned else ())
         each = {
-            int(rank): slow.shares_of([windows[number] for number in numbers], WINDOW_S)
+            int(rank): [one for number in numbers if (one := slow.shares_of(windows[number], WINDOW_S)) is not None]
             for rank, windows in sampled["windows"].items()
         }
-        self.shares = {rank: shares for rank, shares in sorted(each.items()) if shares is not None}
+        self.shares = {rank: slow.mean(shares) for rank, shares in sorted(each.items()) if shares}
         self._seconds = len(numbers) * WINDOW_S
         nodes = {rank: node for rank, node in self._nodes.items() if rank in self.shares}
         self._slow = slow.find_slowness(self.shares, nodes)

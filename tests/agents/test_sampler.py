@@ -111,8 +111,8 @@ while True: naps(); works()
     # Others may have the processor.
     assert 0.01 < cpu_s < 0.4
     assert (sites["naps"][1], sites["naps"][3]) == ("script.py", START.count("\n") + 3)
-    assert 0.12 < sites["naps"][4] < 0.38
-    assert 0.12 < sites["works"][4] < 0.38
+    assert 0.1 < sites["naps"][4] < 0.42
+    assert 0.05 < sites["works"][4] < 0.42
 
 
 def test_a_call_that_keeps_the_gil_counts_for_its_own_line(here: Path) -> None:

@@ -50,7 +50,7 @@ def window(more: dict[str, float] | None = None, busy: float = 1.0, **facts: Any
 
 
 def shares(windows: dict[int, RankWindow]) -> dict[int, Shares]:
-    return {rank: some(shares_of([one], WINDOW_S)) for rank, one in windows.items()}
+    return {rank: some(shares_of(one, WINDOW_S)) for rank, one in windows.items()}
 
 
 FAST = window({"forward": 0.1, "backward": 0.15, "input": 0.03})
@@ -133,7 +133,7 @@ def test_what_starts_is_suspended_or_was_hardly_seen_is_not_compared() -> None:
         is None
     )
     half: Any = {**late, "phases": {name: (0.4 * wall, cpu) for name, (wall, cpu) in late["phases"].items()}}
-    assert shares_of([half], WINDOW_S) is None
+    assert shares_of(half, WINDOW_S) is None
     # One rank saves a checkpoint, and nobody does anything else.
     pause = shares({0: window(dict.fromkeys(STEP, 0.0)), 1: window({"checkpoint": 1.0, **dict.fromkeys(STEP, 0.0)})})
     assert is_pause(pause)
