@@ -28,6 +28,8 @@ EVERY_S, AFTER_S = 2.0, 0.5
 LATE_S = 3.0
 # Windows that are kept for operators.
 KEPT_WINDOWS = 12
+# No bout is longer, in windows, whatever the coordinator says.
+LONGEST = 60
 # An operator who asks gets so many whole windows.
 ASKED_WINDOWS = 2
 
@@ -69,10 +71,11 @@ class Sampling:
         self._extend(int(args["until"]), bool(args["routine"]))
 
     def _extend(self, until: int, routine: bool) -> None:
-        if self._until <= self._now():
+        now = self._now()
+        if self._until <= now:
             self._is_routine = routine
         self._is_routine = self._is_routine and routine
-        self._until = max(self._until, until)
+        self._until = max(self._until, min(until, int(now) + LONGEST))
         self._wanted.set()
 
     async def ask(self) -> tuple[int, Mapping[str, Mapping[str, RankWindow]]]:

@@ -46,9 +46,9 @@ def on_tick(turn: Turn) -> None:
     if not state.watch.slow.began and ("process_group" in state.phases or state.stepped):
         _set(turn, began=int(now))
     _order(turn, int(now))
-    live = {number for number, rank in state.ranks.items() if rank.state == "running"}
-    for number, windows in sorted(turn.state.watch.slow.pending.items()):
-        if windows.keys() >= live or now > number + 1 + LATE_S / WINDOW_S:
+    live = sum(rank.state == "running" for rank in state.ranks.values())
+    for number, nodes in sorted(turn.state.watch.slow.pending.items()):
+        if sum(map(len, nodes.values())) >= live or now > number + 1 + LATE_S / WINDOW_S:
             _judge(turn, number)
 
 
@@ -109,13 +109,16 @@ def on_windows(turn: Turn, event: inputs.Windows) -> None:
         if rank in state.ranks and state.ranks[rank].node == event.node
     }
     pending = state.watch.slow.pending
-    _set(turn, pending={**pending, event.window: {**pending.get(event.window, {}), **own}})
+    nodes = pending.get(event.window, {})
+    known = nodes.get(event.node, {})
+    _set(turn, pending={**pending, event.window: {**nodes, event.node: {**known, **own}}})
 
 
 def _judge(turn: Turn, number: int) -> None:
     """See what a window shows, and whether it has been so for long enough."""
     watch = turn.state.watch.slow
-    shares = {rank: one for rank, one in watch.pending[number].items() if one is not None}
+    nodes = watch.pending[number].values()
+    shares = {rank: one for ranks in nodes for rank, one in ranks.items() if one is not None}
     _set(turn, pending={each: known for each, known in watch.pending.items() if each > number})
     if turn.state.watch.hang is not None or slow.is_pause(shares):
         return

@@ -112,8 +112,8 @@ class SlowWatch:
     """Windows before this one have been ordered."""
     suspected: int = 0
     """The window in which something was suspected last."""
-    pending: Mapping[int, Mapping[int, Shares | None]] = dataclasses.field(default_factory=dict)
-    """What has been reported of windows that are not judged yet, by rank."""
+    pending: Mapping[int, Mapping[str, Mapping[int, Shares | None]]] = dataclasses.field(default_factory=dict)
+    """What has been reported of windows that are not judged yet, by node and rank."""
     judged: tuple[Mapping[int, Shares], ...] = ()
     """Of the newest windows that were judged: what describes it."""
     found: Slowness | None = None
