@@ -103,8 +103,8 @@ coverage: system $(STAMP)
 nightly: system lint
 	$(BIN)/python -m tests.pythons
 	$(BIN)/python -m tests.versions
-	SUPERVISOR_STRESS_S=3600 $(PYTEST) tests/agents/test_sampler.py -k survives
-	SUPERVISOR_EXAMPLES=20 SUPERVISOR_FUZZ_S=120 $(PYTEST) $(TESTS)
+	PYTEST_TIMEOUT=9000 SUPERVISOR_STRESS_S=3600 $(PYTEST) tests/agents/test_sampler.py -k survives
+	PYTEST_TIMEOUT=9000 SUPERVISOR_EXAMPLES=20 SUPERVISOR_FUZZ_S=120 $(PYTEST) $(TESTS)
 	$(BIN)/python -m tests.bench
 
 screenshots: $(STAMP)

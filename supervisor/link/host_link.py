@@ -535,6 +535,8 @@ class HostLink:
 
     async def _connect(self) -> NodeLink | None:
         self._attempts += 1
+        # Whoever is called while this attempt runs is asked by the next one.
+        called, self._called = self._called, False
         try:
             node = await connect(
                 self.host,
@@ -542,9 +544,9 @@ class HostLink:
                 progress=self.progress,
                 deadline_s=CONNECT_DEADLINE,
                 # A question without an answer is not asked again.
-                may_ask=self._called or not (self.view.asks or (self.opened_at and questions().on_demand)),
+                may_ask=called or not (self.view.asks or (self.opened_at and questions().on_demand)),
             )
-            self.view.asks = False
+            self.view.asks = self._called = False
         except HostError as error:
             if isinstance(error, NeedsAnswer) and not self.view.asks and questions().on_demand:
                 self._owner.notice(f"{self.host.name} {error.reason} (press A)", "warning", self.host.name)
@@ -554,8 +556,6 @@ class HostLink:
                 self._work.fail(error)
                 self._work = None
             return None
-        finally:
-            self._called = False
         if node.opened.refused is not None:
             self._owner.note_srun(node.opened.refused.message)
             self.host = node.host

@@ -67,7 +67,7 @@ if sys.argv[2:] != ["end"]:
 PACKAGE = {
     "__init__.py": "from early import base\nfrom early.tool import tool\nimport json\n",
     # It looks at all variables, as tqdm does.
-    "base.py": "import sys\nimport atexit, os\natexit.register(print, 'the end')\n"
+    "base.py": "import sys\nimport atexit, os\natexit.register(sys.stdout.write, 'the end\\n')\n"
     "seen = sorted(name for name in os.environ if name in ('RANK', 'PATH'))\nos.environ['EARLY_WROTE'] = 'yes'\n"
     "sys.path.append('/early')\n",
     "tool.py": "def tool():\n    pass\n",

@@ -20,6 +20,7 @@ from supervisor.logs.files import files, hosts_of
 from supervisor.session import Session
 from supervisor.ssh import HostError
 from supervisor.ssh.answers import read_answer
+from supervisor.ssh.reasons import NeedsAnswer
 from tests.fast import waiting
 
 COUNT = 200
@@ -39,10 +40,18 @@ class Cluster:
     asked: Counter[str] = dataclasses.field(default_factory=Counter)
     """Requests by host and kind, of those that were passed on with the host between."""
     malformed: str = ""
+    asking: str = ""
+    """A host for which ssh asks the user, who does not answer."""
+    questions: list[bool] = dataclasses.field(default_factory=list)
+    """For each attempt to connect to that host, whether the user might be asked."""
 
-    async def connect(self, host: Any, **_: Any) -> Node:
+    async def connect(self, host: Any, *, may_ask: bool, **_: Any) -> Node:
         self.connected.append(host.name)
+        if host.name == self.asking:
+            self.questions.append(may_ask)
         await asyncio.sleep(0.1)
+        if host.name == self.asking:
+            raise NeedsAnswer(host.name, "auth", "ssh asks")
         if host.name in self.absent:
             raise HostError(host.name, "connect", "the gateway is closed")
         return Node(self, host.name)
@@ -302,6 +311,21 @@ def test_a_host_that_others_do_not_reach_is_connected_to(cluster: Cluster) -> No
                     await files(session, ["n50"])
             await session.settle(["n50"])
             assert [file["node"] for file in await files(session, ["n50"])] == ["n50"]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("attempts", [1, 2], ids=["while it is waited", "while it is tried again without asking"])
+def test_who_calls_for_a_question_is_asked(cluster: Cluster, attempts: int) -> None:
+    async def scenario() -> None:
+        cluster.asking = "n2"
+        async with cluster.session(count=3) as session:
+            await ready(session)
+            while len(cluster.questions) < attempts or not session.links["n2"].view.asks:
+                await asyncio.sleep(0.05)
+            assert session.ask_user() == 1
+            await asyncio.sleep(1)
+            assert cluster.questions == [True, *[False] * (attempts - 1), True]
 
     run(scenario())
 
