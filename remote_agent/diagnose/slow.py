@@ -29,7 +29,7 @@ LEAST, LEAST_FOR_COMPUTING = 0.15, 0.25
 ERRORS, FEWEST_LOOKS, COVERED = 3.0, 20, 0.5
 # While this much is spent on imports or compilation, a rank is not compared with others.
 STARTING = 0.1
-# If the others do less than this beside waiting, it is a pause of the whole group, such as a checkpoint.
+# If the others do less than this beside waiting, it may be a pause of the whole group, such as a checkpoint.
 PAUSE = 0.02
 # From this share on, stages of a pipeline send each other their work: only ranks of the same stage are comparable.
 PIPELINE = 0.05
@@ -117,7 +117,7 @@ def shares_of(window: RankWindow, window_s: float) -> Shares | None:
         lines=lines,
         disk=window["disk_s"] / seconds,
         delay=window["delay_s"] / seconds,
-        throttled=window["throttled_s"] / seconds,
+        throttled=min(1.0, window["throttled_s"] / seconds),
         faults_s=window["faults"] / seconds,
         cuda=window["cuda"],
         taken=window["taken"],
@@ -161,11 +161,6 @@ class Slowness:
     phase: str
     place: SlowPlace | None
     cause: SlowCause | None
-
-    @property
-    def key(self) -> tuple[tuple[int, ...], str]:
-        """What stays the same from window to window; the phase, if all are limited."""
-        return self.ranks, "" if self.ranks else self.phase
 
     def text(self) -> str:
         """Return it in words, without the name of the rank or node."""
@@ -239,9 +234,9 @@ def find_slowness(
 
 
 def is_pause(shares: Mapping[int, Shares]) -> bool:
-    """Return whether all ranks but one do nothing but wait: these seconds tell nothing about steps."""
+    """Return whether all ranks but one do nothing but wait, and none computes: no step was made in these seconds."""
     waits = sorted(one.of(WAIT) for one in shares.values())
-    return len(waits) > 1 and waits[1] > 1 - PAUSE
+    return len(waits) > 1 and waits[1] > 1 - PAUSE and not any(one.of(COMPUTE) for one in shares.values())
 
 
 def _in_group(

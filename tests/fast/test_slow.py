@@ -135,9 +135,11 @@ def test_what_starts_is_suspended_or_was_hardly_seen_is_not_compared() -> None:
     half: Any = {**late, "phases": {name: (0.4 * wall, cpu) for name, (wall, cpu) in late["phases"].items()}}
     assert shares_of(half, WINDOW_S) is None
     # One rank saves a checkpoint, and nobody does anything else.
-    pause = shares({0: window(dict.fromkeys(STEP, 0.0)), 1: window({"checkpoint": 1.0, **dict.fromkeys(STEP, 0.0)})})
-    assert is_pause(pause)
+    none = dict.fromkeys(STEP, 0.0)
+    saves = window({"checkpoint": 1.0, **none})
+    assert is_pause(shares({0: window(none), 1: saves}))
     assert not is_pause(shares({0: FAST, 1: late}))
+    assert not is_pause(shares({0: window({**none, "forward": 0.005}), 1: saves}))
 
 
 def test_of_a_pipeline_only_ranks_of_one_stage_are_compared() -> None:
@@ -248,6 +250,23 @@ def test_a_slow_rank_is_said_once_and_so_is_its_end() -> None:
     world.run(30)
     assert (len(world.said("slow")), len(world.said("slow_over"))) == (1, 1)
     assert document(world.state, {}, "n1")["slow"] == []
+
+
+def test_the_worst_rank_is_said_and_one_checkpoint_is_not() -> None:
+    none = dict.fromkeys(STEP, 0.0)
+    world = Sampled(hang_after=0.0)
+    world.run(2)
+    world.ranks = {0: window(none), 1: window({**none, "checkpoint": 1.0})}
+    world.run(8)
+    world.ranks = {0: window(), 1: window()}
+    world.run(2)
+    assert world.said("slow") == []
+    # A step of 10 ms every 4 s.
+    world = Sampled(hang_after=0.0)
+    world.ranks = {0: window({**none, "forward": 0.005}), 1: window({**none, "forward": 0.005, "script": 0.99})}
+    world.run(3)
+    (event,) = world.said("slow")
+    assert (event.rank, event.detail["phase"], event.detail["share"]) == (1, "script", 0.99)
 
 
 def test_a_slowness_that_lasts_two_windows_is_not_said() -> None:

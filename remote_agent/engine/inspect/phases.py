@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from remote_agent.base.files import read_text
 from remote_agent.base.proc import cgroup_folders, stat_fields
 from remote_agent.engine.inspect.children import descendants, process_tree
-from remote_agent.engine.sampler import ORDER, SUFFIX, WAKE
+from remote_agent.engine.sampler import ORDER, SUFFIX, WAKE, WINDOW_NS
 
 if TYPE_CHECKING:
     from remote_agent.engine.processes import RankProcess
@@ -30,7 +30,6 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _ROOT = Path("/")
 # A rank that waits for a processor for this share of a window: somebody else has it.
 WAITS = 0.1
-WINDOW_S = 10.0
 # Another process that uses less of a processor is not the reason.
 BUSY = 0.2
 # Readings of the cgroup's counter that are remembered, about one a second.
@@ -82,13 +81,12 @@ class PhaseReader:
         return answer
 
     def _row(self, one: RankProcess, window: dict[str, Any], shift_ns: int) -> RankWindow:
-        end_ns = int((int(window["window"]) + 1) * WINDOW_S * 1e9) - shift_ns
+        end_ns = (int(window["window"]) + 1) * WINDOW_NS - shift_ns
         readings = self._throttled[one.pid]
         begun, ended = (
-            min(readings, key=lambda reading: abs(reading[0] - at_ns))[1]
-            for at_ns in (end_ns - int(WINDOW_S * 1e9), end_ns)
+            min(readings, key=lambda reading: abs(reading[0] - at_ns))[1] for at_ns in (end_ns - WINDOW_NS, end_ns)
         )
-        if window["delay_s"] >= WAITS * WINDOW_S:
+        if window["delay_s"] >= WAITS * WINDOW_NS / 1e9:
             self._processors[one.rank] = window["processor"]
         else:
             self._processors.pop(one.rank, None)
@@ -97,7 +95,7 @@ class PhaseReader:
             "phases": window["phases"],
             "disk_s": window["disk_s"],
             "delay_s": window["delay_s"],
-            "throttled_s": round(min(WINDOW_S, ended - begun), 3),
+            "throttled_s": round(min(WINDOW_NS / 1e9, ended - begun), 3),
             "faults": window["faults"],
             "cuda": window["cuda"],
             "taken": self._taken.get(one.rank),
