@@ -6,7 +6,9 @@ In: a session; facts about NCCL and the hosts. Out: JSON data without secrets; l
 from __future__ import annotations
 
 import itertools
+import math
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypedDict
 
@@ -15,10 +17,12 @@ from remote_agent.wire.documents import EventHead
 from remote_agent.wire.events import ENDED_EVENTS, PHASES, EventType, label
 from supervisor import redact
 from supervisor.errors import RequestFailed, Unreachable
+from supervisor.history import query
 from supervisor.inventory.pattern import fold
 from supervisor.logs.selection import Selection
 from supervisor.wording.events import MEMBERSHIP, EventRows, event_text, phase_name, phases_by_generation
 from supervisor.wording.events import line as event_row
+from supervisor.wording.goodput import KINDS, goodput, measure
 from supervisor.wording.incidents import incident_lines
 from supervisor.wording.status import condition_of
 from supervisor.wording.values import clock, local_time, one_line, safe
@@ -27,11 +31,14 @@ if TYPE_CHECKING:
     from remote_agent.wire.documents import IncidentDocument, JournalEvent, NcclSummary, ScriptStatus
     from supervisor.bundle import BundledHost
     from supervisor.session import Session
+    from supervisor.wording.goodput import Goodput
 
 VERSION = 1
 # Ranks print their step like this; it is searched for in the first and the last rows of a generation.
 _STEP = re.compile(rb"(?i)(?<![a-z])(?:step|iter(?:ation)?)[\"']?\s{0,4}[=:#]?\s{0,8}[\[(]?\s{0,4}(\d{1,15})(?!\.?\d)")
 ROWS = 256
+# What the time was spent on is measured at so many ranks.
+MEASURED_RANKS, BUCKETS = 64, 240
 
 # Facts of the hosts and of torch there, in the order of the table.
 ENVIRONMENT: tuple[tuple[str, Callable[[BundledHost], object]], ...] = (
@@ -80,6 +87,9 @@ class Report(TypedDict):
     started_at: str | None
     ended_at: str | None
     lasted_s: float | None
+    goodput: float | None
+    hours: dict[str, float]
+    """Hours of all devices, by what they were spent on."""
     coordinator: str | None
     nodes: list[ReportedNode]
     world_size: int | None
@@ -108,6 +118,7 @@ async def report(
     script: ScriptStatus = status.get("script") or {"script": None}
     ended = next((event for event in reversed(events) if event["type"] in ENDED_EVENTS), None)
     last = ended or (events[-1] if events else None)
+    cost = await _cost(session, events)
     document: Report = {
         "report": VERSION,
         "job": status.get("job"),
@@ -119,6 +130,8 @@ async def report(
         "started_at": status.get("started_at"),
         "ended_at": ended["time"] if ended else None,
         "lasted_s": _between(status.get("started_at"), last["time"] if last else None),
+        "goodput": None if cost is None else round(cost.share, 4),
+        "hours": {} if cost is None else {name: round(hours, 4) for name, hours in cost.hours().items()},
         "coordinator": status.get("coordinator"),
         "nodes": [
             {
@@ -142,6 +155,21 @@ async def report(
     }
     clean: Report = redact.document(document)
     return clean
+
+
+async def _cost(session: Session, events: Sequence[JournalEvent]) -> Goodput | None:
+    """Return what the time of the job was spent on, as far as its nodes have kept that."""
+    sizes = [event["detail"]["world_size"] for event in events if event["type"] == EventType.GENERATION_RUNNING]
+    world, began = max(sizes, default=0), local_time(session.status.get("started_at"))
+    if not world or began is None:
+        return None
+    ranks = range(0, world, math.ceil(world / MEASURED_RANKS))
+    now_s = time.time()
+    try:
+        series = await session.series(query(KINDS, ranks, now_s - began.timestamp(), BUCKETS))
+    except Unreachable:
+        series = None
+    return goodput(events, now_s, measure(events, series))
 
 
 def _between(begin: str | None, end: str | None) -> float | None:
@@ -252,6 +280,8 @@ def _header(report: Report) -> Iterator[list[str]]:
     yield ["began", _cell(report["started_at"])]
     yield ["ended", _cell(ended) if ended else "not yet"]
     yield ["lasted", _lasted(lasted)]
+    yield ["goodput", "-" if report["goodput"] is None else f"{report['goodput']:.0%}"]
+    yield ["hours of all ranks", ", ".join(f"{name} {hours:.3g}" for name, hours in report["hours"].items()) or "-"]
     yield ["nodes", f"{_cell(fold([node['name'] for node in nodes]))}, world size {_cell(report['world_size'])}"]
     yield ["coordinator", _cell(report["coordinator"])]
     yield ["restarts charged", f"{_cell(report['charged_restarts'])} of {_cell(report['max_restarts'])}"]

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from remote_agent.wire.documents import (
         JournalEvent,
         NodeFacts,
+        NodeReport,
         RankFacts,
         Status,
     )
@@ -58,6 +59,14 @@ HAND_OVER_TIMEOUT_S = 30.0
 LATER = (EventType.NODE_READY, EventType.NODE_LOST, EventType.NODE_FAILED, EventType.AGENT_LOST)
 # A member that does not read is dropped when it has this many notices to be sent: it joins again, and gets the journal.
 MAX_WAITING = 4096
+
+
+def _gpu_use(report: NodeReport) -> float | None:
+    """Return how busy the GPUs of a node's ranks are, in percent."""
+    own = {vitals.get("gpu") for one in report["ranks"].values() if (vitals := one.get("vitals"))}
+    uses = [gpu.get("use") for gpu in (report.get("vitals") or {}).get("gpus", ()) if gpu.get("index") in own]
+    known = [use for use in uses if use is not None]
+    return sum(known) / len(known) if known else None
 
 
 def _first_step_age(ranks: Mapping[str, RankFacts]) -> float | None:
@@ -436,7 +445,8 @@ class Coordinator:
             return inputs.Heartbeat(node, age_s, snapshots=kept)
         stepped = any(rank.get("step") is not None for rank in ranks.values())
         warnings = self._losses.read(self.state.generation, ranks)
-        return inputs.Heartbeat(node, age_s, stepped, moved(before, ranks), warnings, _first_step_age(ranks), kept)
+        first, use = _first_step_age(ranks), _gpu_use(report)
+        return inputs.Heartbeat(node, age_s, stepped, moved(before, ranks), warnings, first, kept, use)
 
     def _read_steps(self, node: str, age_s: float, args: object) -> inputs.Heartbeat:
         """Take the steps of a node's ranks, while all else is as it was; raises Misfit."""

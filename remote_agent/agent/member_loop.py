@@ -268,6 +268,7 @@ class MemberLoop:
         values = dict(samples.of_node(facts["vitals"]))
         for rank, one in facts["ranks"].items() if self.running is not None else ():
             values.update(samples.of_rank(int(rank), one["step"], one["progress"]))
+        values.update(self.workers.sampling.take_shares())
         return time.time() + self.shift_ns / 1e9, values
 
     @property

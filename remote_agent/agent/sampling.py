@@ -12,11 +12,13 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
+from remote_agent.diagnose.slow import shares_of
 from remote_agent.wire import Args, CallFailed, WireError
 from remote_agent.wire.documents import WINDOW_S
 
 if TYPE_CHECKING:
     from remote_agent.agent.engine_link import EngineLink
+    from remote_agent.history.pyramid import Name
     from remote_agent.wire.answers import SampledRanks
     from remote_agent.wire.documents import RankWindow
 
@@ -30,6 +32,8 @@ LATE_S = 3.0
 KEPT_WINDOWS = 12
 # No bout is longer, in windows, whatever the coordinator says.
 LONGEST = 60
+# The shares of a rank's time that go into the history.
+RECORDED = ("input", "checkpoint")
 # An operator who asks gets so many whole windows.
 ASKED_WINDOWS = 2
 
@@ -61,6 +65,7 @@ class Sampling:
         self.off: dict[str, str] = {}
         """By rank: why it cannot be sampled."""
         self._windows: deque[tuple[int, dict[str, RankWindow]]] = deque(maxlen=KEPT_WINDOWS)
+        self._recorded: dict[Name, float] = {}
 
     def _now(self) -> float:
         """Return the coordinator's time, in windows."""
@@ -91,6 +96,11 @@ class Sampling:
     def _has_all(self, number: int) -> bool:
         known = next((ranks for each, ranks in self._windows if each == number), {})
         return len(known) + len(self.off) >= len(self._workers.pids())
+
+    def take_shares(self) -> Mapping[Name, float]:
+        """Return what the history gets of the windows since the last call."""
+        recorded, self._recorded = self._recorded, {}
+        return recorded
 
     async def keep(self) -> None:
         """Sample whenever it is wanted, until cancelled."""
@@ -129,4 +139,7 @@ class Sampling:
                 self._windows.append((number, dict(ranks)))
             else:
                 known.update(ranks)
+            for rank, window in ranks.items():
+                if (shares := shares_of(window, WINDOW_S)) is not None:
+                    self._recorded.update({(kind, int(rank)): shares.of(kind) for kind in RECORDED})
             self._report("windows", {"generation": generation, "window": number, "ranks": ranks})

@@ -80,6 +80,8 @@ class Heartbeat(Report):
     """Seconds since a rank there printed its first step; None: none has."""
     snapshots: tuple[SnapshotEntry, ...] | None = None
     """The snapshots that it keeps; None: not reported."""
+    gpu_use: float | None = None
+    """How busy the GPUs of its ranks are, in percent; None: they have none, or it is not known."""
 
 
 @dataclasses.dataclass(frozen=True)

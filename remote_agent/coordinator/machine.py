@@ -220,6 +220,8 @@ def on_heartbeat(turn: Turn, event: inputs.Heartbeat) -> None:
     if event.stepped:
         turn.set(stepped=True)
     phases.note_step(turn, event.first_step_age)
+    if event.gpu_use is not None:
+        slow_watch.on_gpu_use(turn, event.gpu_use)
     if event.moved:
         turn.set(watch=dataclasses.replace(turn.state.watch, moved_at=turn.now))
     for (rank, kind), message in event.warnings.items():

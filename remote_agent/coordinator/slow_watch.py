@@ -13,6 +13,7 @@ from remote_agent.coordinator import state as s
 from remote_agent.diagnose import slow
 from remote_agent.diagnose.hang.stragglers import NOBODY, find_stragglers
 from remote_agent.diagnose.incidents import iso_time
+from remote_agent.diagnose.slow import Slowness
 from remote_agent.wire.documents import WINDOW_S
 from remote_agent.wire.events import EventType
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from remote_agent.coordinator.transitions import Turn
-    from remote_agent.diagnose.slow import Shares, Slowness
+    from remote_agent.diagnose.slow import Shares
     from remote_agent.wire.documents import SlowStatus
 
 # In windows: the first bout, a bout while something is suspected, and of each PERIOD the ones that are always sampled.
@@ -33,6 +34,8 @@ ROUNDS = 3
 LATE_S = 4.0
 # To describe what is slow, so many other ranks are enough.
 PEERS = 128
+# GPUs that are idle for this share of so many seconds wait for something.
+IDLE, IDLE_S = 0.5, 600.0
 # More windows than this are not outstanding unless a node's clock is wrong.
 MAX_PENDING = 6
 
@@ -46,6 +49,7 @@ def on_tick(turn: Turn) -> None:
     if not state.watch.slow.began and ("process_group" in state.phases or state.stepped):
         _set(turn, began=int(now))
     _order(turn, int(now))
+    _count_idle(turn)
     live = sum(rank.state == "running" for rank in state.ranks.values())
     for number, nodes in sorted(turn.state.watch.slow.pending.items()):
         if sum(map(len, nodes.values())) >= live or now > number + 1 + LATE_S / WINDOW_S:
@@ -92,6 +96,30 @@ def on_pulses(turn: Turn) -> None:
         _suspect(turn)
 
 
+def on_gpu_use(turn: Turn, percent: float) -> None:
+    """Take how busy the GPUs of a node's ranks are."""
+    watch = turn.state.watch.slow
+    if turn.state.phase == s.RUNNING and turn.state.stepped:
+        since = watch.gpus_since or turn.now
+        _set(turn, gpus_since=since, gpus_used=watch.gpus_used + percent / 100, gpus_seen=watch.gpus_seen + 1)
+
+
+def _count_idle(turn: Turn) -> None:
+    """Say it if the GPUs were idle for most of the last minutes, and if they no longer are."""
+    watch = turn.state.watch.slow
+    if not watch.gpus_since or turn.now < watch.gpus_since + IDLE_S:
+        return
+    share = 1 - watch.gpus_used / watch.gpus_seen
+    _set(turn, gpus_since=0.0, gpus_used=0.0, gpus_seen=0, gpus_idle=share if share > IDLE else 0.0)
+    if watch.status is None or watch.status["limits"] == slow.IDLE:
+        _conclude(turn, _idle(turn))
+
+
+def _idle(turn: Turn) -> Slowness | None:
+    share = turn.state.watch.slow.gpus_idle
+    return Slowness((), None, share, slow.IDLE, None, None) if share else None
+
+
 def on_unsampled(turn: Turn, event: inputs.Unsampled) -> None:
     """Note that ranks of a node cannot be sampled."""
     _set(turn, off=event.reason)
@@ -128,8 +156,14 @@ def _judge(turn: Turn, number: int) -> None:
     _set(turn, found=found, rounds=rounds, judged=judged)
     if found is not None:
         _suspect(turn)
-    if rounds >= ROUNDS:
-        _conclude(turn)
+    if rounds < ROUNDS:
+        return
+    if found is not None:
+        found = _find(turn, _mean(judged), is_whole=False)
+        if found is None or not _is_same(found, turn.state.watch.slow.found):
+            # Together they show less than each of them.
+            return
+    _conclude(turn, found or _idle(turn))
 
 
 def _some(turn: Turn, shares: Mapping[int, Shares], found: Slowness | None) -> dict[int, Shares]:
@@ -156,19 +190,17 @@ def _find(turn: Turn, shares: Mapping[int, Shares], *, is_whole: bool) -> Slowne
 
 
 def _is_same(one: Slowness | None, other: Slowness | None) -> bool:
-    """Return whether both say the same: no rank, an equal limit, or ranks of which one is in both."""
+    """Return whether both say the same: nothing, an equal limit, or ranks of which one is in both."""
     if one is None or other is None:
         return one is other
-    return one.phase == other.phase if not (one.ranks and other.ranks) else bool(set(one.ranks) & set(other.ranks))
+    if one.ranks and other.ranks:
+        return bool(set(one.ranks) & set(other.ranks))
+    return (one.phase, one.node) == (other.phase, other.node)
 
 
-def _conclude(turn: Turn) -> None:
-    """Write to the journal what ROUNDS windows in a row have shown, unless it is known."""
+def _conclude(turn: Turn, found: Slowness | None) -> None:
+    """Write to the journal what is slow now, and what no longer is, unless it is known."""
     watch = turn.state.watch.slow
-    found = _find(turn, _mean(watch.judged), is_whole=False) if watch.found is not None else None
-    if watch.found is not None and (found is None or not _is_same(found, watch.found)):
-        # Together they show less than each of them.
-        return
     status = watch.status
     if status is not None and (found is None or not _is_known(found, status)):
         seconds = (turn.wall_ns - watch.since_ns) / 1e9
@@ -190,4 +222,6 @@ def _conclude(turn: Turn) -> None:
 
 
 def _is_known(found: Slowness, status: SlowStatus) -> bool:
-    return bool(set(found.ranks) & set(status["ranks"])) if found.ranks else found.phase == status["limits"]
+    if found.ranks:
+        return bool(set(found.ranks) & set(status["ranks"]))
+    return (found.phase, found.node) == (status["limits"], status["node"])

@@ -126,6 +126,13 @@ class SlowWatch:
     """The ranks that arrived last at most collectives of the newest round of pulses."""
     off: str = ""
     """Why ranks cannot be sampled."""
+    gpus_since: float = 0.0
+    """When the present time began in which the use of GPUs is counted; 0: no GPU is known."""
+    gpus_used: float = 0.0
+    """The sum of all shares that were reported in it."""
+    gpus_seen: int = 0
+    gpus_idle: float = 0.0
+    """The share of the last such time in which GPUs were idle, if it was too much."""
 
 
 @dataclasses.dataclass(frozen=True)

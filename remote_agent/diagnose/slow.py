@@ -39,12 +39,15 @@ OF_CAUSE, OF_PHASE, OF_PLACE = 1 / 4, 1 / 2, 0.4
 SWAPS, SWAPS_TIMES = 50.0, 3.0
 # With a smaller share of a processor, a phase sleeps.
 ASLEEP = 0.3
+# If every rank communicates for this share, one host's network may be the reason: all its connections, two at least,
+# carry less than this part of what those between other hosts do, and bytes wait for them half of the time.
+COMMUNICATES, OF_SPEED, FEWEST_LINKS, QUEUED = 0.7, 0.4, 2, 0.5
 # If no rank is slow: each rank spends this share in one phase.
 LIMITS: Mapping[str, float] = {"input": 0.4, "checkpoint": 0.15, "logging": 0.4}
 COMPUTING = ("forward", "backward", "optimizer", "gpu")
 # What a rank may do in place of computing; each has a place in the script.
 HOST = ("input", "script", "checkpoint", "logging", "eval")
-COMPUTE, ALL, WAIT = "compute", "all", "wait"
+COMPUTE, ALL, WAIT, NETWORK, IDLE = "compute", "all", "wait", "network", "gpus_idle"
 # The causes that are the host's, which need no place in the script; and that it does more or longer work.
 OF_HOST = ("throttled", "cpu_taken", "swapping")
 MORE = "computes_more"
@@ -79,6 +82,7 @@ class Shares:
     faults_s: float
     cuda: bool
     taken: TakenBy | None
+    links: Sequence[tuple[str, str, float, float]]
 
     def of(self, phase: str) -> float:
         """Return the share of a phase; of COMPUTE: of all that computes."""
@@ -121,6 +125,7 @@ def shares_of(window: RankWindow, window_s: float) -> Shares | None:
         faults_s=window["faults"] / seconds,
         cuda=window["cuda"],
         taken=window["taken"],
+        links=window["links"],
     )
 
 
@@ -146,6 +151,7 @@ def mean(each: Sequence[Shares]) -> Shares:
         faults_s=of("faults_s"),
         cuda=any(one.cuda for one in each),
         taken=next((one.taken for one in reversed(each) if one.taken), None),
+        links=each[-1].links,
     )
 
 
@@ -155,17 +161,25 @@ class Slowness:
 
     ranks: tuple[int, ...]
     node: str | None
-    """The node of these ranks."""
+    """The node of these ranks, or the one whose network limits all."""
     share: float
     """How much of the time the others wait for them, or how much of it is spent in what limits all."""
     phase: str
     place: SlowPlace | None
     cause: SlowCause | None
+    speeds: tuple[float, float] = (0.0, 0.0)
+    """In Gbit/s, what the connections of a slow network carry, and what others do."""
 
     def text(self) -> str:
         """Return it in words, without the name of the rank or node."""
         doing = DOING.get(self.phase, "")
+        if self.phase == NETWORK:
+            own, others = self.speeds
+            carry = f"connections from and to it carry {own:.2g} Gbit/s, others {others:.2g}"
+            return f"its network: {carry}; every rank waits {self.share:.0%} of the time"
         where = f"{self.place['file']}:{self.place['line']} in {self.place['function']}" if self.place else ""
+        if self.phase == IDLE:
+            return f"the GPUs are idle {self.share:.0%} of the time"
         if not self.ranks:
             where = f" ({where})" if where else ""
             what = {"input": "in the data loader", "checkpoint": "saving checkpoints"}.get(self.phase, doing)
@@ -230,13 +244,16 @@ def find_slowness(
     ]
     if found:
         return max(found, key=lambda one: one.share)
-    return None if is_pipeline or len(compared) < len(nodes) else _limited_alike(compared)
+    if is_pipeline or len(compared) < len(nodes):
+        return None
+    return _slow_network(compared, nodes) or _limited_alike(compared)
 
 
 def is_pause(shares: Mapping[int, Shares]) -> bool:
-    """Return whether all ranks but one do nothing but wait, and none computes: no step was made in these seconds."""
-    waits = sorted(one.of(WAIT) for one in shares.values())
-    return len(waits) > 1 and waits[1] > 1 - PAUSE and not any(one.of(COMPUTE) for one in shares.values())
+    """Return whether no step was made in these seconds: all ranks but one only wait, and that one does not compute."""
+    least, *others = sorted(one.of(WAIT) for one in shares.values()) or [0.0]
+    is_alone = least <= 1 - PAUSE < min(others, default=0.0)
+    return is_alone and not any(one.of(COMPUTE) for one in shares.values())
 
 
 def _in_group(
@@ -347,6 +364,30 @@ def _cause(phase: str, gap: float, own: Sequence[Shares], peers: Sequence[Shares
 def _because_of(kind: str, share: float, taken: TakenBy | None = None) -> SlowCause:
     by, pid = (taken["name"], taken["pid"]) if taken else (None, None)
     return {"kind": kind, "share": round(share, 2), "by": by, "pid": pid}
+
+
+def _slow_network(shares: Mapping[int, Shares], nodes: Mapping[int, str]) -> Slowness | None:
+    """Return the host whose network all ranks wait for; None where they do not, or nothing shows which one."""
+    share = min((one.of(WAIT) for one in shares.values()), default=0.0)
+    if share < COMMUNICATES or any(one.cuda for one in shares.values()):
+        return None
+    owners = {local: nodes[rank] for rank, one in shares.items() for local, _, _, _ in one.links}
+    speeds: dict[tuple[str, str], float] = {}
+    queued: dict[tuple[str, str], float] = {}
+    for rank, one in shares.items():
+        for _, remote, speed, waits in one.links:
+            pair = nodes[rank], owners.get(remote, "")
+            if pair[1] and speed:
+                speeds[pair], queued[pair] = max(speed, speeds.get(pair, 0.0)), max(waits, queued.get(pair, 0.0))
+    for node in sorted({*nodes.values()}):
+        own = [pair for pair in speeds if node in pair]
+        others = [speed for pair, speed in speeds.items() if node not in pair]
+        if len(own) < FEWEST_LINKS or not others:
+            continue
+        fastest, usual = max(speeds[pair] for pair in own), statistics.median(others)
+        if fastest < OF_SPEED * usual and min(queued[pair] for pair in own) >= QUEUED:
+            return Slowness((), node, share, NETWORK, None, None, (fastest, usual))
+    return None
 
 
 def _limited_alike(shares: Mapping[int, Shares]) -> Slowness | None:

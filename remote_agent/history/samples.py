@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from remote_agent.history.pyramid import Name
     from remote_agent.wire.documents import NodeVitals, RankProgress
 
-RANK_KINDS = ("step", "loss", "lr", "grad_norm", "rate", "step_s")
-"""A rank's last step, loss, learning rate, gradient norm, throughput, and seconds of a step."""
+RANK_KINDS = ("step", "loss", "lr", "grad_norm", "rate", "step_s", "input", "checkpoint")
+"""A rank's last step, loss, learning rate, gradient norm, throughput, and seconds of a step; the shares of its time in
+which it loads data and saves checkpoints, while it is sampled."""
 # A node has percent of its processors and bytes of memory.
 _OF_NODE = {"cpu": "cpu", "mem": "mem_used"}
 # A GPU has percent, bytes, watts and degrees Celsius.

@@ -421,13 +421,15 @@ RankWindow = TypedDict(
     "RankWindow",
     {"looks": Count, "phases": dict[str, Annotated[tuple[float, float], row(float, float)]], "disk_s": float,
      "delay_s": float, "throttled_s": float, "faults": Count, "cuda": bool, "taken": Optional[TakenBy],
-     "sites": list[Annotated[tuple[str, str, str, int, float], row(Name, Name, Name, Count, float)]]},
+     "sites": list[Annotated[tuple[str, str, str, int, float], row(Name, Name, Name, Count, float)]],
+     "links": list[Annotated[tuple[str, str, float, float], row(Name, Name, float, float)]]},
 )  # fmt: skip
 """What a rank's main thread did in one window, in seconds.
 
 looks: how often it was seen; phases: by phase, the time and that of the processor; disk_s, delay_s, throttled_s: the
 time in which it waited for the disk, for a processor, and because of its cgroup's limit; faults: pages that were read
-from disk; sites: phase, file, function, line and time of the places with the most time.
+from disk; sites: phase, file, function, line and time of the places with the most time; links: of TCP between machines,
+both addresses, Gbit/s at which it delivers, and the share of the time in which bytes wait to be sent.
 """
 WINDOW_S = 10.0
 """How long a window is: number N begins at N times this, in seconds of the coordinator's clock since the epoch."""

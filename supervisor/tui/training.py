@@ -17,7 +17,8 @@ from supervisor.tui.rows.series import among
 from supervisor.tui.rows.spans import EMPTY, fit, fit_row, row_width
 from supervisor.tui.rows.tables import fit_parts
 from supervisor.wording import usage, values
-from supervisor.wording.goodput import redone_s
+from supervisor.wording.goodput import KINDS as OF_TIME
+from supervisor.wording.goodput import Measured, measure
 from supervisor.wording.incidents import is_hang
 from supervisor.wording.slow import slow_line
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from supervisor.tui.rows.spans import Row, Span
     from supervisor.wording.goodput import Goodput
 
-KINDS: Final = ("loss", "rate", "step", "step_s")
+KINDS: Final = ("loss", "rate", *OF_TIME)
 BAR: Final = 20
 # Each rank prints its own tokens and samples; all make the same steps.
 SUMMED: Final = ("tok/s", "samples/s")
@@ -122,6 +123,14 @@ def progress_row(now: Newest, cost: Goodput | None, width: int, glyphs: Glyphs, 
 
 # --- the whole dashboard
 
+# From this height on, a row shows what the hours of all devices went to.
+HOURS_MIN: Final = 9
+
+
+def hours_row(job_view: JobView, cost: Goodput | None, width: int, glyphs: Glyphs) -> Row:
+    """Return what the hours of all devices went to."""
+    return fit_row(((f" {'' if cost is None else cost.hours_text(job_view.status)}", "dim"),), width, glyphs.more)
+
 
 @dataclasses.dataclass(frozen=True)
 class Training:
@@ -132,13 +141,12 @@ class Training:
     """The time from which, and to which, each group ran; to infinity: it runs."""
     marks: tuple[tuple[float, str], ...]
     """The time when something happened: restart, failure, hang."""
-    again_s: float
-    """Seconds spent on steps that had been made before."""
+    measured: Measured
 
 
 def gather(events: Sequence[JournalEvent], series: Series | None) -> Training:
     """Fold the journal for the dashboard."""
-    began: list[float] = []
+    began = 0
     runs: list[tuple[float, float]] = []
     marks: list[tuple[float, str]] = []
     running: float | None = None
@@ -148,8 +156,8 @@ def gather(events: Sequence[JournalEvent], series: Series | None) -> Training:
             continue
         time_s = moment.timestamp()
         if kind == EventType.GENERATION_STARTED:
-            began.append(time_s)
-            if len(began) > 1:
+            began += 1
+            if began > 1:
                 marks.append((time_s, "restart"))
         elif kind == EventType.GENERATION_RUNNING:
             running = time_s
@@ -161,8 +169,7 @@ def gather(events: Sequence[JournalEvent], series: Series | None) -> Training:
             running = None
     if running is not None:
         runs.append((running, math.inf))
-    again_s = 0.0 if series is None else redone_s(_steps(series), began[1:], _step_s(series) or 0.0)
-    return Training(series, tuple(runs), tuple(marks), again_s)
+    return Training(series, tuple(runs), tuple(marks), measure(events, series))
 
 
 _STOPS: Final = (
@@ -171,22 +178,6 @@ _STOPS: Final = (
     EventType.JOB_FAILED,
     EventType.JOB_STOPPED,
 )
-
-
-def _steps(series: Series) -> list[tuple[float, float, float]]:
-    """Return the time, the least and the greatest step of all ranks of each bucket that has one."""
-    spans = [span for (kind, _), span in series.ranks.items() if kind == "step"]
-    points = []
-    for at in range(series.buckets):
-        lows = charts.known(span.low[at] for span in spans)
-        highs = charts.known(span.high[at] for span in spans)
-        if lows:
-            points.append((series.begin_s + (at + 1) * series.width_s, min(lows), max(highs)))
-    return points
-
-
-def _step_s(series: Series) -> float | None:
-    return charts.usual(series.of("step_s").values())
 
 
 def _left(width: int) -> int:
@@ -307,4 +298,4 @@ def _strips(series: Series, job_view: JobView, width: int, height: int, glyphs: 
 
 def _slow(status: Status) -> set[object]:
     """Return the ranks, and nodes, that the others wait for most of the time."""
-    return {rank for one in status.get("slow", ()) for rank in one["ranks"]}
+    return {who for one in status.get("slow", ()) for who in one["ranks"] or (one["node"],)}

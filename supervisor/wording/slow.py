@@ -39,9 +39,9 @@ WIDTH = 30
 
 def slow_line(status: SlowStatus, *, short: bool = False) -> str:
     """Return for whom the others wait, or what limits all ranks, as a line; `short`: of the wait, only its share."""
-    ranks, node, message = status["ranks"], one_line(status["node"]), one_line(status["message"])
-    who = f"rank {ranks[0]} ({node})" if len(ranks) == 1 else node if ranks else ""
-    if who and short:
+    ranks, node, message = status["ranks"], one_line(status["node"] or ""), one_line(status["message"])
+    who = f"rank {ranks[0]} ({node})" if len(ranks) == 1 else node
+    if ranks and short:
         return f"slow: {who} {status['share']:.0%}: {message.partition(': ')[2]}"
     return f"slow: {who}: {message}" if who else f"slow: {message}"
 

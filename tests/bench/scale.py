@@ -483,7 +483,8 @@ def _window() -> RankWindow:
     shares = {"forward": 3.1, "backward": 4.2, "optimizer": 0.9, "wait": 1.1, "input": 0.4, "script": 0.3}
     sites = [(phase, "train.py", f"{phase}_step", 40 + at, each) for at, (phase, each) in enumerate(shares.items())]
     return {"looks": 195, "phases": {phase: (each, 0.9 * each) for phase, each in shares.items()}, "disk_s": 0.0,
-            "delay_s": 0.02, "throttled_s": 0.0, "faults": 0, "cuda": False, "taken": None, "sites": sites}  # fmt: skip
+            "delay_s": 0.02, "throttled_s": 0.0, "faults": 0, "cuda": False, "taken": None, "sites": sites,
+            "links": [(f"10.0.0.{end}", f"10.0.1.{end}", 9.4, 0.25) for end in (1, 2)]}  # fmt: skip
 
 
 def _pulse(job: Job, rank: int) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from tests.cluster.disk import Disk
 from tests.cluster.inventory import write_inventory
 from tests.cluster.links import Links
 from tests.cluster.machine import Machine
-from tests.cluster.network import OPERATOR, ClusterError, Network, kill_all, pids_in, process_state
+from tests.cluster.network import OPERATOR, ClusterError, Network, command, kill_all, pids_in, process_state
 from tests.cluster.prepared import prepared
 from tests.cluster.state import PREFIX, STATE_FILE, process_stamp, remove, sweep
 from tests.scratch import outer
@@ -337,6 +337,13 @@ class Cluster:
         """Make all to and from a host (or "operator") late by this much, each way, and lose that share; 0 ends it."""
         self._links.delay(self._end(which), delay_ms, loss)
         self._save()
+
+    def limit(self, which: Which, mbit: int) -> None:
+        """Let a host send and receive no more than this many Mbit/s, until it goes."""
+        host = self.host(which)
+        for space, interface in ((host.netns, "eth0"), (self.network.switch, host.name)):
+            shape = ("root", "tbf", "rate", f"{mbit}mbit", "burst", "64kb", "latency", "50ms")
+            command("ip", "netns", "exec", space, "tc", "qdisc", "add", "dev", interface, *shape)
 
     def crash(self, which: Which) -> None:
         """End a host as a power failure does: everything on it is gone at once and nobody is told."""

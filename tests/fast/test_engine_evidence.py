@@ -10,6 +10,8 @@ import os
 import pickle
 import socket
 import sys
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,13 +19,15 @@ from typing import Any
 import pytest
 
 from remote_agent.agent import local_workers
+from remote_agent.engine import sampler
 from remote_agent.engine.boot_dir import BootDirectory
 from remote_agent.engine.evidence import read_error, read_evidence, read_tail
-from remote_agent.engine.inspect import children
+from remote_agent.engine.inspect import children, phases
 from remote_agent.engine.inspect.children import NOT_ALLOWED, NOT_INSTALLED, is_at_a_file, spy
 from remote_agent.engine.inspect.pulse import MAX_FRAMES, ended_part, pulses, read_flight, read_source, read_stack
 from remote_agent.engine.inspect.sockets import remote_ends, transferred
 from remote_agent.engine.inspect.stacks import dump, fetch, merged_records, tidy
+from remote_agent.engine.processes import RankProcess
 from remote_agent.logs.progress import StepReader
 from remote_agent.wire import MAX_HEADER, encode
 from tests.fast.waiting import some
@@ -311,6 +315,61 @@ def test_silent_addresses_are_distinguished_from_those_that_answer(family: socke
         silent, reached = remote_ends([me])[me]
     assert (silent.count(end), reached.count(end)) == (1, 1)
     assert remote_ends([1 << 22]) == {1 << 22: ([], [])}
+
+
+def test_a_window_has_the_connections_between_machines(tmp_path: Path) -> None:
+    """Two addresses stand for two machines; what stays on one, or is hardly used, is no link."""
+    os.mkfifo(tmp_path / sampler.WAKE)
+    reader = phases.PhaseReader(tmp_path)
+    rank = RankProcess(3, 0, os.getpid(), tmp_path)
+    # It is the middle of window 7.
+    shift_ns = 7 * sampler.WINDOW_NS + sampler.WINDOW_NS // 2 - time.time_ns()
+    with contextlib.ExitStack() as stack:
+        pairs = {}
+        for host, kib in (("127.0.0.2", 4096), ("127.0.0.3", 8), ("127.0.0.1", 4096)):
+            server = stack.enter_context(socket.create_server((host, 0)))
+            ours = stack.enter_context(socket.create_connection(server.getsockname(), source_address=("127.0.0.1", 0)))
+            pairs[host] = ours, stack.enter_context(server.accept()[0]), kib << 10
+        for _ in range(3):
+            reader.sample([rank], 0, shift_ns, routine=False)
+            for ours, theirs, count in pairs.values():
+                sending = threading.Thread(target=ours.sendall, args=(bytes(count),))
+                sending.start()
+                assert len(theirs.recv(count, socket.MSG_WAITALL)) == count
+                sending.join()
+        # Nobody reads the rest.
+        ours, theirs, _ = pairs["127.0.0.2"]
+        ours.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                ours.send(bytes(1 << 20))
+        window = {"window": 7, "looks": 9, "phases": {}, "disk_s": 0, "delay_s": 0, "processor": 0, "faults": 0,
+                  "cuda": False, "sites": []}  # fmt: skip
+        (tmp_path / f"3{sampler.SUFFIX}").write_text(json.dumps({"windows": [window]}))
+        answer = reader.sample([rank], 0, shift_ns, routine=False)
+    ((local, remote, speed, waits),) = answer["windows"]["7"]["3"]["links"]
+    assert (local, remote) == ("127.0.0.1", "127.0.0.2")
+    assert speed > 0.01
+    assert 0 < waits < 1
+
+
+@pytest.mark.parametrize(
+    ("entry", "folder", "text"),
+    [
+        ("4:cpu,cpuacct:/slice/job", "cpu", "nr_periods 9\nnr_throttled 3\nthrottled_time 1500000000\n"),
+        ("0::/slice/job", "", "usage_usec 88\nnr_throttled 3\nthrottled_usec 1500000\n"),
+    ],
+    ids=["v1", "v2"],
+)
+def test_the_time_for_which_cgroups_throttle_is_that_of_all_above(
+    tmp_path: Path, entry: str, folder: str, text: str
+) -> None:
+    for path, content in (("proc/4711/cgroup", f"{entry}\n"), (f"sys/fs/cgroup/{folder}/slice/job/cpu.stat", text),
+                          (f"sys/fs/cgroup/{folder}/slice/cpu.stat", text)):  # fmt: skip
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(content)
+    assert phases.throttled_s(4711, tmp_path) == pytest.approx(3.0)
+    assert phases.throttled_s(4712, tmp_path) == 0
 
 
 # What is read of a rank's stack and flight record: where it waits, and how far it has come.

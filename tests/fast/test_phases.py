@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from array import array
 from typing import Any
 
 import pytest
 
 from remote_agent.coordinator import inputs, replay
 from remote_agent.coordinator.status import document
+from remote_agent.history.pyramid import Span
 from remote_agent.logs.progress import StepReader
 from supervisor.cli.status import contract
+from supervisor.history import Series
 from supervisor.wording.events import phases_by_generation, start_text
-from supervisor.wording.goodput import Goodput, goodput, redone_s, start_waits
+from supervisor.wording.goodput import Goodput, Measured, goodput, measure, redone_s, start_waits
 from supervisor.wording.plan import plan
 from supervisor.wording.status import status_tail
 from supervisor.wording.values import local_time
@@ -149,25 +153,74 @@ def now(second: float) -> float:
 
 START = [
     event(0, "generation_started"),
-    event(1, "generation_running", spawn=200.0, main=800.0),
+    event(1, "generation_running", spawn=200.0, main=800.0, world_size=8),
     event(6, "process_group_up", imports=4500.0, process_group=500.0),
     event(7, "first_step", first_step=1000.0),
 ]
 RESTART = [
     event(60, "generation_stopped", cause="failure"),
     event(60, "generation_started", 1),
-    event(61, "generation_running", 1, detect=100.0, stop=23_900.0, rendezvous=0.0, spawn=1000.0),
+    event(61, "generation_running", 1, detect=100.0, stop=23_900.0, rendezvous=0.0, spawn=1000.0, world_size=4),
     event(73, "first_step", 1, first_step=2000.0, imports=10_000.0),
 ]
 
 
 def test_a_start_and_a_restart_cost_their_phases_and_the_steps_that_are_made_again() -> None:
-    found = some(goodput([*START, *RESTART], now(200), redone_s=2.0))
+    found = some(goodput([*START, *RESTART], now(200), Measured(redone_s=2.0)))
     assert found.total_s == 200
     assert found.lost == {"start": 2.0, "import": 15.0, "first step": 3.0, "stop": 24.0, "redo": 2.0}
     assert found.share == pytest.approx(0.77)
     assert found.text() == "goodput 77 %, 46 s lost: stop 24, import 15, first step 3, start 2, redo 2"
     assert found.text(details=False) == "goodput 77 %"
+
+
+def test_the_hours_of_all_devices_are_split() -> None:
+    slow: Any = {"ranks": [1], "node": "n1", "phase": "script", "share": 0.5}
+    events = [*START, event(20, "slow", **slow), event(40, "slow_over"), *RESTART]
+    found = some(goodput(events, now(241), Measured(redone_s=2.0, loading=0.25, saving=0.1)))
+    # 60 s of 8 ranks, 180 s of 4. 46 s are lost, and ranks waited for a slow one in half of 20 s.
+    assert found.devices == pytest.approx((60 * 8 + 180 * 4) / 240)
+    trained = 241 - 46 - 10
+    assert found.spent == pytest.approx(
+        {"training": 0.65 * trained, "loading data": 0.25 * trained, "checkpoints": 0.1 * trained,
+         "waiting for a slow rank": 10.0, "start": 7.0, "restarts": 37.0, "steps made again": 2.0}
+    )  # fmt: skip
+    assert sum(found.hours().values()) == pytest.approx(241 * 5 / 3600)
+    gpus: Any = {"nodes": [{"vitals": {"gpus": [{"index": 0}]}}]}
+    assert found.hours_text(gpus) == (
+        "0.335 GPU hours: training 50 %, loading data 19 %, checkpoints 8 %, waiting for a slow rank 4 %, start 3 %, "
+        "restarts 15 %, steps made again 1 %"
+    )
+    assert " rank hours: " in found.hours_text({"nodes": [{"vitals": None}]})  # type: ignore[typeddict-item]
+
+
+def test_a_slowness_that_is_none_of_a_rank_or_counts_elsewhere_is_no_wait() -> None:
+    details: list[Any] = [
+        {"ranks": [], "node": None, "phase": "input", "share": 0.7},
+        {"ranks": [0], "node": "n1", "phase": "checkpoint", "share": 0.7},
+    ]
+    for detail in details:
+        found = some(goodput([*START, event(20, "slow", **detail)], now(100)))
+        assert "waiting for a slow rank" not in found.spent
+    ongoing: Any = {"ranks": [], "node": "n3", "phase": "network", "share": 0.9}
+    stopped = event(40, "generation_stopped", cause="restart")
+    found = some(goodput([*START, event(20, "slow", **ongoing), stopped], now(100)))
+    assert found.spent["waiting for a slow rank"] == pytest.approx(18.0)
+
+
+def spans(kind: str, rows: list[list[float]]) -> dict[tuple[str, int], Span]:
+    return {(kind, rank): Span(2, 0, *(array("f", row) for _ in range(3))) for rank, row in enumerate(rows)}
+
+
+def test_what_was_sampled_of_the_time_counts_whatever_was_not() -> None:
+    nan = math.nan
+    ranks = {
+        **spans("input", [[0.2, nan, 0.4], [0.4, nan, 0.6], [0.9, nan, nan]]),
+        **spans("checkpoint", [[0.0, nan, 0.5], [0.0, nan, 0.0]]),
+    }
+    found = measure(START, Series(2, 0, 3, ranks, {}))
+    assert [found.loading, found.saving] == pytest.approx([(0.4 + 0.5) / 2, 0.25])
+    assert measure(START, None) == Measured()
 
 
 def test_nothing_is_said_of_a_job_whose_steps_nobody_knows() -> None:

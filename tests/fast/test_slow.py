@@ -45,7 +45,7 @@ def window(more: dict[str, float] | None = None, busy: float = 1.0, **facts: Any
     }
     sites = [(name, *LINES[name], WINDOW_S * shares[name]) for name in shares if name in LINES]
     found: dict[str, Any] = {"looks": 190, "phases": phases, "disk_s": 0.0, "delay_s": 0.0, "throttled_s": 0.0,
-                  "faults": 0, "cuda": False, "taken": None, "sites": sites}  # fmt: skip
+                  "faults": 0, "cuda": False, "taken": None, "sites": sites, "links": []}  # fmt: skip
     return {**found, **facts}
 
 
@@ -140,6 +140,8 @@ def test_what_starts_is_suspended_or_was_hardly_seen_is_not_compared() -> None:
     assert is_pause(shares({0: window(none), 1: saves}))
     assert not is_pause(shares({0: FAST, 1: late}))
     assert not is_pause(shares({0: window({**none, "forward": 0.005}), 1: saves}))
+    # All wait: what they send takes so long.
+    assert not is_pause(shares(dict.fromkeys(TWO, window(none))))
 
 
 def test_of_a_pipeline_only_ranks_of_one_stage_are_compared() -> None:
@@ -170,6 +172,49 @@ def test_with_gpus_the_order_of_arrival_names_the_rank_and_its_host_the_phase() 
     assert some(find_slowness(alike, TWO, last=Stragglers((1,), 0.4))).text().endswith("its GPU takes longer")
 
 
+THREE = {0: "n1", 1: "n2", 2: "n3"}
+WAITING = {"forward": 0.05, "backward": 0.05, "optimizer": 0.02, "input": 0.0}
+
+
+def linked(speeds: dict[tuple[int, int], float], wait: float = 0.88, waits: float = 1.0, **facts: Any) -> Any:
+    """Return windows of ranks that wait so long and send at these Gbit/s, from host to host."""
+    own = {**WAITING, "script": 1 - wait - sum(WAITING.values())}
+    return shares(
+        {
+            rank: window(own, links=[(f"10.0.0.{rank}", f"10.0.0.{to}", speed, waits if 2 in (rank, to) else 0.0)
+                                     for (at, to), speed in speeds.items() if at == rank], **facts)
+            for rank in THREE
+        }
+    )  # fmt: skip
+
+
+RING = {(0, 1): 6.0, (1, 2): 0.18, (2, 0): 0.16}
+
+
+def test_the_network_of_one_host_is_named_if_only_its_connections_are_slow() -> None:
+    found = some(find_slowness(linked(RING), THREE))
+    assert (found.ranks, found.node, found.phase) == ((), "n3", "network")
+    line = slow_line(found.to_json("2026-11-29T12:00:00.000Z"))
+    carried = "connections from and to it carry 0.18 Gbit/s, others 6"
+    assert line == f"slow: n3: its network: {carried}; every rank waits 88% of the time"
+
+
+@pytest.mark.parametrize(
+    ("case", "found"),
+    [
+        ("they hardly wait", linked(RING, wait=0.6)),
+        ("all are alike", linked({**RING, (0, 1): 0.2})),
+        ("nothing waits to be sent", linked(RING, waits=0.2)),
+        ("only one connection of it is known", linked({(0, 1): 6.0, (1, 2): 0.18})),
+        ("one of its connections is fast", linked({**RING, (2, 0): 6.0})),
+        ("no others are known", linked({(1, 2): 0.18, (2, 0): 0.16})),
+        ("a GPU is used, whose waits the main thread does not show", linked(RING, cuda=True)),
+    ],
+)
+def test_otherwise_no_network_is_named(case: str, found: dict[int, Shares]) -> None:
+    assert find_slowness(found, THREE) is None, case
+
+
 def test_what_limits_all_is_named_without_a_rank() -> None:
     hungry = window({"input": 0.7, "forward": 0.1, "backward": 0.1, "optimizer": 0.02})
     found = some(find_slowness(shares(dict.fromkeys(NODES, hungry)), NODES))
@@ -194,6 +239,7 @@ class Sampled(World):
     def __init__(self, **changes: Any) -> None:
         super().__init__(spec(2, nproc=1, **changes))
         self.ranks: dict[int, RankWindow] = {0: window(), 1: window()}
+        self.gpu_use: float | None = None
         # No window is number 0.
         self.wall_ns = 10**13
         self.sampled: list[tuple[int, int, bool]] = []
@@ -213,7 +259,7 @@ class Sampled(World):
                 self.now += 1
                 self.wall_ns += 10**9
                 for name in self.machines:
-                    self.feed(inputs.Heartbeat(name, heard_age=0.0, stepped=True, moved=True))
+                    self.feed(inputs.Heartbeat(name, 0.0, stepped=True, moved=True, gpu_use=self.gpu_use))
                 self.feed(inputs.Tick())
                 for name, orders in self.orders.items():
                     for order in orders:
@@ -317,6 +363,35 @@ def came(needs_s: float) -> Any:
     later = [int(1e6 * (0.2 * number + needs_s)) for number in range(40)]
     reached = {"first": 1, "t_us": later[0], "later_us": [each - later[0] for each in later]}
     return {**IDLE, "groups": {"0": {"ranks": None, "last": 40, "came": reached}}, "clock": Clock(0, 0)}
+
+
+def test_gpus_that_idle_for_ten_minutes_are_said_once_and_so_is_their_end() -> None:
+    world = Sampled(hang_after=0.0)
+    world.gpu_use = 38.0
+    world.run(55)
+    assert world.said("slow") == []
+    world.run(120)
+    (event,) = world.said("slow")
+    assert (event.node, event.rank, event.detail["limits"]) == (None, None, "gpus_idle")
+    assert event.detail["message"] == "the GPUs are idle 62% of the time"
+    world.gpu_use = 80.0
+    world.run(125)
+    assert (len(world.said("slow")), len(world.said("slow_over"))) == (1, 1)
+    # Whom the others wait for says more.
+    world.gpu_use = 38.0
+    world.run(130)
+    world.ranks = {0: FAST, 1: LATE}
+    world.run(130)
+    assert [event.detail["limits"] for event in world.said("slow")] == ["gpus_idle", "gpus_idle", None]
+    assert len(world.said("slow_over")) == 2
+
+
+def test_busy_gpus_are_not_said() -> None:
+    world = Sampled(hang_after=0.0)
+    for use in (90.0, 20.0) * 8:
+        world.gpu_use = use
+        world.run(10)
+    assert world.said("slow") == []
 
 
 def test_with_slow_false_nothing_is_ordered() -> None:

@@ -340,6 +340,8 @@ def trained(session: RecordedSession, now_s: float, seconds: int = 600) -> Recor
         (half - 4, "generation_running", 1, {"world_size": 8, "detect": 100.0, "stop": 3000.0, "spawn": 200.0}),
         (half - 12, "first_step", 1, {"imports": 6000.0, "first_step": 2000.0}),
     ]
+    if session.status.get("slow"):
+        facts.append((seconds * 0.15, "slow", 1, dict(session.status["slow"][0])))
     session.events = [
         {"seq": seq, "time": moment(before), "type": kind, "generation": generation, "node": None, "rank": None,
          "detail": detail} for seq, (before, kind, generation, detail) in enumerate(facts, 1)
@@ -356,6 +358,7 @@ def trained(session: RecordedSession, now_s: float, seconds: int = 600) -> Recor
                 pace = 0.4 if rank["rank"] == 5 and second > seconds * 0.8 else 1.3
                 own: Any = {**rank["progress"], "loss": 0.5 + 9 / (1 + second / 30), "steps_s": pace}
                 found.update(samples.of_rank(rank["rank"], step, own))
+                found.update({("input", rank["rank"]): 0.07, ("checkpoint", rank["rank"]): 0.03})
             history.add(now_s - seconds + second, found)
         for rank in node["ranks"]:
             rank["step"], rank["progress"]["total"] = step, 2000

@@ -25,7 +25,7 @@ from supervisor.tui.screens.map import CHARTS_MIN, EVENTS_MIN, Dashboard, map_la
 from supervisor.tui.screens.run import run_columns
 from supervisor.tui.widgets.chart_view import ChartView
 from supervisor.wording import usage
-from supervisor.wording.goodput import Goodput
+from supervisor.wording.goodput import Goodput, Measured
 from tests.screens.recorded import RecordedSession, many, measured, of_histories, trained
 from tests.screens.screens import press, running, settle, until
 from tests.screens.screens import text_of as text_on
@@ -353,7 +353,7 @@ def board_rows(job_view: JobView, shown: training.Training) -> list[str]:
 
 def test_a_loss_that_has_fallen_far_is_drawn_on_a_logarithmic_scale() -> None:
     def drawn(losses: list[float]) -> list[str]:
-        return board_rows(take(many(1, 1)), training.Training(of_ranks(losses), (), (), 0.0))
+        return board_rows(take(many(1, 1)), training.Training(of_ranks(losses), (), (), Measured()))
 
     steep = drawn([1000.0, 100.0, 10.0, 1.0])
     assert [line.split()[0] for line in steep[:3]] == ["1000", "loss", "(log)"]
@@ -368,6 +368,6 @@ def test_the_time_line_shows_what_happened_when() -> None:
     job_view = take(many(1, 1))
     status: Any = job_view.status
     status["snapshots"] = [{"time_ns": time_s * 10**9} for time_s in (4, 8)]
-    rows = board_rows(job_view, training.Training(of_ranks([1.0] * 10), ((0.0, 18.0),), marks, 0.0))
+    rows = board_rows(job_view, training.Training(of_ranks([1.0] * 10), ((0.0, 18.0),), marks, Measured()))
     line = rows[-1][charts.GUTTER : 36]
     assert re.sub("=+", "=", line.rstrip(".")) == "=R=S=X=?="

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from remote_agent.base.files import read_text
 from remote_agent.base.proc import cgroup_folders, stat_fields
+from remote_agent.engine.inspect import sockets
 from remote_agent.engine.inspect.children import descendants, process_tree
 from remote_agent.engine.sampler import ORDER, SUFFIX, WAKE, WINDOW_NS
 
@@ -32,8 +34,12 @@ _ROOT = Path("/")
 WAITS = 0.1
 # Another process that uses less of a processor is not the reason.
 BUSY = 0.2
-# Readings of the cgroup's counter that are remembered, about one a second.
-MAX_READINGS = 40
+# Readings of the kernel's counters that are remembered, about one in two seconds.
+MAX_READINGS = 20
+# Of the connections to each other address that carry this much in a window, the busiest is reported; at most so many.
+LEAST_SENT, MAX_LINKS = 1_000_000, 8
+# Fewer readings of a window tell nothing.
+FEWEST_READINGS = 3
 
 
 class PhaseReader:
@@ -43,6 +49,8 @@ class PhaseReader:
         self._boot = boot
         self._throttled: dict[int, list[tuple[int, float]]] = {}
         """By pid: when (ns), and for how many seconds its cgroups had been throttled by then."""
+        self._connections: list[tuple[int, dict[int, dict[int, sockets.Connection]]]] = []
+        """When (ns), and by pid and inode what the kernel had counted by then."""
         self._ticks: tuple[float, dict[int, int]] | None = None
         """When all processes were read last, and what each had used of the processors."""
         self._processors: dict[int, int] = {}
@@ -66,6 +74,8 @@ class PhaseReader:
         for one in ranks:
             self._throttled.setdefault(one.pid, []).append((now_ns, throttled_s(one.pid)))
             del self._throttled[one.pid][:-MAX_READINGS]
+        self._connections.append((now_ns, sockets.connections({one.pid: (one.pid,) for one in ranks}) or {}))
+        del self._connections[:-MAX_READINGS]
         self._look_for_takers(ranks)
         answer: SampledRanks = {"windows": {}, "off": {}}
         for one in ranks:
@@ -100,7 +110,28 @@ class PhaseReader:
             "cuda": window["cuda"],
             "taken": self._taken.get(one.rank),
             "sites": window["sites"],
+            "links": self._links(one.pid, end_ns - WINDOW_NS, end_ns),
         }
+
+    def _links(self, pid: int, begin_ns: int, end_ns: int) -> list[tuple[str, str, float, float]]:
+        """Return how fast a rank sent to other addresses: both ends, Gbit/s, and how often bytes had to wait."""
+        readings = [own.get(pid, {}) for at_ns, own in self._connections if begin_ns <= at_ns < end_ns]
+        if len(readings) < FEWEST_READINGS:
+            return []
+        first, last = readings[0], readings[-1]
+        busiest: dict[tuple[bytes, bytes], int] = {}
+        sent = {inode: last[inode].sent - first[inode].sent for inode in first.keys() & last.keys()}
+        for inode in sorted(sent, key=sent.__getitem__):
+            ends = last[inode].local, last[inode].remote
+            if sent[inode] >= LEAST_SENT and ends[0] != ends[1]:
+                busiest[ends] = inode
+        links = []
+        for (local, remote), inode in sorted(busiest.items(), key=lambda item: -sent[item[1]])[:MAX_LINKS]:
+            each = [one[inode] for one in readings if inode in one]
+            speed = 8e-9 * statistics.median(one.speed for one in each)
+            waits = sum(one.queued > 0 for one in each) / len(each)
+            links.append((str(sockets.address(local)), str(sockets.address(remote)), round(speed, 3), round(waits, 2)))
+        return links
 
     def _look_for_takers(self, ranks: Sequence[RankProcess]) -> None:
         """Note which other process uses most of the processor for which a rank waits."""

@@ -1,7 +1,7 @@
-"""TCP connections of processes: the bytes over them, which /proc/PID/io does not count, and their remote ends.
+"""TCP connections of processes: the bytes over them, which /proc/PID/io does not count, their speed and remote ends.
 
-In: pids. Out: bytes over the open connections, None when the kernel does not say; remote ends that answer and those
-that do not; whether no other process listens at a port.
+In: pids. Out: what the kernel counts of the open connections, None when it does not say; remote ends that answer and
+those that do not; whether no other process listens at a port.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import re
 import socket
 import struct
 from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 NETLINK_SOCK_DIAG = 4
 SOCK_DIAG_BY_FAMILY = 20
@@ -21,8 +22,11 @@ ANY_STATE = 0xFFF
 INFO = 2
 CONNECTED, CONNECTING, LISTENING = "01", "02", "0A"
 ERROR, DONE = 2, 3
-# These are the offset of the inode in the kernel's inet_diag_msg, its length, and the offset of the counts in tcp_info.
-INODE_AT, MESSAGE_BYTES, COUNTS_AT = 68, 72, 120
+# Offsets in the kernel's inet_diag_msg of both addresses, the bytes not yet acknowledged, and the inode; its length.
+FROM_AT, TO_AT, QUEUE_AT, INODE_AT, MESSAGE_BYTES = 8, 24, 60, 68, 72
+# Offsets in its tcp_info of the bytes that were acknowledged and received, and of the speed in bytes a second; kernels
+# before 4.9 do not have that.
+COUNTS_AT, SPEED_AT = 120, 160
 BUFFER_BYTES = 1 << 16
 # The number is limited for each process: in a large group, a rank has a connection to each of the others.
 MAX_ENDS = 64
@@ -31,17 +35,39 @@ WAIT_S = 0.5
 _INODE = re.compile(r"socket:\[(\d+)\]")
 
 
+class Connection(NamedTuple):
+    """What the kernel counts of one connection."""
+
+    local: bytes
+    remote: bytes
+    """Addresses as the kernel has them, without the port."""
+    sent: int
+    received: int
+    """Bytes since it was opened, as far as the other end has acknowledged them."""
+    queued: int
+    """Bytes on their way, or waiting for it."""
+    speed: int
+    """Bytes a second at which it delivered last; 0: unknown."""
+
+
 def transferred(families: Mapping[int, Iterable[int]]) -> dict[int, int] | None:
     """Return the bytes over the open connections of each family of pids; a shared connection counts once."""
-    counts: dict[int, int] = {}
+    found = connections(families)
+    if found is None:
+        return None
+    return {name: sum(one.sent + one.received for one in own.values()) for name, own in found.items()}
+
+
+def connections(families: Mapping[int, Iterable[int]]) -> dict[int, dict[int, Connection]] | None:
+    """Return the open connections of each family of pids, by inode; None if this kernel or sandbox does not say."""
+    known: dict[int, Connection] = {}
     try:
         for family in (socket.AF_INET, socket.AF_INET6):
-            counts.update(_connections(family))
+            known.update(_connections(family))
     except OSError:
-        # This kernel or sandbox does not have it.
         return None
     held = {name: {inode for pid in pids for inode in _inodes(pid)} for name, pids in families.items()}
-    return {name: sum(counts.get(inode, 0) for inode in inodes) for name, inodes in held.items()}
+    return {name: {inode: known[inode] for inode in inodes & known.keys()} for name, inodes in held.items()}
 
 
 def listen_alone(port: int, pids: Iterable[int]) -> bool:
@@ -79,10 +105,15 @@ def _end(text: str) -> str:
     """Return for example 10.0.0.1:4711 for the kernel's hexadecimal words in host byte order."""
     host, _, port = text.partition(":")
     words = [int(host[at : at + 8], 16) for at in range(0, len(host), 8)]
-    address = ipaddress.ip_address(struct.pack(f"={len(words)}I", *words))
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    plain = mapped or address
+    plain = address(struct.pack(f"={len(words)}I", *words))
     return f"{f'[{plain}]' if plain.version == 6 else plain}:{int(port, 16)}"
+
+
+def address(packed: bytes) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Return the address in these 4 or 16 bytes."""
+    plain = ipaddress.ip_address(packed)
+    mapped = plain.ipv4_mapped if isinstance(plain, ipaddress.IPv6Address) else None
+    return mapped or plain
 
 
 def _inodes(pid: int) -> Iterator[int]:
@@ -98,8 +129,8 @@ def _inodes(pid: int) -> Iterator[int]:
                 yield int(match[1])
 
 
-def _connections(family: int) -> Iterator[tuple[int, int]]:
-    """Yield inode and bytes of every TCP connection of one family; raises OSError."""
+def _connections(family: int) -> Iterator[tuple[int, Connection]]:
+    """Yield inode and counts of every TCP connection of one family; raises OSError."""
     query = struct.pack("=BBBxI48x", family, socket.IPPROTO_TCP, 1 << (INFO - 1), ANY_STATE)
     head = struct.pack("=IHHII", 16 + len(query), SOCK_DIAG_BY_FAMILY, REQUEST_DUMP, 1, 0)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as link:
@@ -114,16 +145,20 @@ def _connections(family: int) -> Iterator[tuple[int, int]]:
                     return
                 if kind == ERROR or size < 16:
                     raise OSError("the kernel refuses the request")
-                yield from _connection(answer[at + 16 : at + size])
+                yield from _connection(answer[at + 16 : at + size], 4 if family == socket.AF_INET else 16)
                 at += (size + 3) & ~3
 
 
-def _connection(message: bytes) -> Iterator[tuple[int, int]]:
-    """Yield inode and bytes of one connection when the message has both."""
+def _connection(message: bytes, length: int) -> Iterator[tuple[int, Connection]]:
+    """Yield inode and counts of one connection, with addresses of this length, when the message has both."""
     at = MESSAGE_BYTES
     while at + 4 <= len(message):
         size, kind = struct.unpack_from("=HH", message, at)
         if kind == INFO and size >= 4 + COUNTS_AT + 16:
-            acked, received = struct.unpack_from("=QQ", message, at + 4 + COUNTS_AT)
-            yield struct.unpack_from("=I", message, INODE_AT)[0], acked + received
+            sent, received = struct.unpack_from("=QQ", message, at + 4 + COUNTS_AT)
+            has_speed = size >= 4 + SPEED_AT + 8
+            speed = struct.unpack_from("=Q", message, at + 4 + SPEED_AT)[0] if has_speed else 0
+            queued, _, inode = struct.unpack_from("=III", message, QUEUE_AT)
+            local, remote = (message[start : start + length] for start in (FROM_AT, TO_AT))
+            yield inode, Connection(local, remote, sent, received, queued, speed)
         at += max(4, (size + 3) & ~3)

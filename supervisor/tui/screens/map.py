@@ -92,11 +92,12 @@ class Dashboard(LineView, can_focus=False):
         made = (id(series), len(events), width, height)
         if made != self._made or self._training is None:
             self._made, self._training = made, training.gather(events, series)
-            args = (self._training, width, height - 1, self.glyphs)
+            args = (self._training, width, height - 1 - (height >= training.HOURS_MIN), self.glyphs)
             self._charts = training.dashboard(job_view, self._printing or newest, *args)
-        cost = goodput(events, times.now(), self._training.again_s)
+        cost = goodput(events, times.now(), self._training.measured)
         line = training.progress_row(newest, cost, width, self.glyphs, ended=job_view.ended)
-        self._rows = [line, *self._charts]
+        hours = training.hours_row(job_view, cost, width, self.glyphs)
+        self._rows = [line, *([hours] if height >= training.HOURS_MIN else []), *self._charts]
         self.redraw()
 
     def on_resize(self) -> None:
