@@ -123,14 +123,6 @@ def progress_row(now: Newest, cost: Goodput | None, width: int, glyphs: Glyphs, 
 
 # --- the whole dashboard
 
-# From this height on, a row shows what the hours of all devices went to.
-HOURS_MIN: Final = 9
-
-
-def hours_row(job_view: JobView, cost: Goodput | None, width: int, glyphs: Glyphs) -> Row:
-    """Return what the hours of all devices went to."""
-    return fit_row(((f" {'' if cost is None else cost.hours_text(job_view.status)}", "dim"),), width, glyphs.more)
-
 
 @dataclasses.dataclass(frozen=True)
 class Training:

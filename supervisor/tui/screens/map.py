@@ -92,12 +92,11 @@ class Dashboard(LineView, can_focus=False):
         made = (id(series), len(events), width, height)
         if made != self._made or self._training is None:
             self._made, self._training = made, training.gather(events, series)
-            args = (self._training, width, height - 1 - (height >= training.HOURS_MIN), self.glyphs)
+            args = (self._training, width, height - 1, self.glyphs)
             self._charts = training.dashboard(job_view, self._printing or newest, *args)
         cost = goodput(events, times.now(), self._training.measured)
         line = training.progress_row(newest, cost, width, self.glyphs, ended=job_view.ended)
-        hours = training.hours_row(job_view, cost, width, self.glyphs)
-        self._rows = [line, *([hours] if height >= training.HOURS_MIN else []), *self._charts]
+        self._rows = [line, *self._charts]
         self.redraw()
 
     def on_resize(self) -> None:

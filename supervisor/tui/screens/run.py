@@ -26,6 +26,7 @@ from supervisor.tui.widgets.picker import Picker
 from supervisor.tui.widgets.tables import DetailPane
 from supervisor.wording import usage, values
 from supervisor.wording.events import phase_name, variables
+from supervisor.wording.goodput import KINDS, NOTHING, Measured, goodput, measure
 from supervisor.wording.status import environment, snapshot_words
 
 if TYPE_CHECKING:
@@ -143,8 +144,9 @@ def run_lines(
     differs: Sequence[tuple[str, dict[str, tuple[str, ...]]]],
     width: int,
     glyphs: Glyphs,
+    hours: str = "",
 ) -> list[Row]:
-    """Return facts about one generation, and about the whole job."""
+    """Return facts about one generation, and about the whole job; `hours`: what those of all devices went to."""
     facts: list[tuple[str, str, str]] = []
     facts.append(("began", f"{values.clock(run.began_at)}, {run.because}", "text"))
     if run.how:
@@ -157,6 +159,8 @@ def run_lines(
     ranks = f"{run.world_size or '?'} ranks on {fold(run.nodes)}"
     charged = f"restarts {run.restarts}/{job_view.max_restarts or 0}"
     more = [("world", f"{ranks}   {charged}", "text")]
+    if hours:
+        more.append(("spent", hours, "text"))
     if run.starts:
         more.append(("ranks", run.starts, "text"))
     if run.tree:
@@ -218,14 +222,15 @@ class RunScreen(LiveScreen):
         self._runs = Runs()
         self._past = Past(self.shell)
         self._table_lines = 0
+        self._measured: tuple[tuple[int, int], Measured] = ((0, 0), NOTHING)
+        """What was measured of how much of the history and the journal."""
         self.query_one("#events", Picker).placeholder = ((" no event yet", "dim"),)
         self._generations.placeholder = ((" no generation yet", "dim"),)
 
     def tick(self, job_view: JobView, age_s: float, changed: bool) -> None:
         """Keep the history of all generations new."""
         super().tick(job_view, age_s, changed)
-        if self.size.width >= SPEEDS_FROM:
-            self._past.ask(job_view, ("step_s", "rate"), chosen(job_view), self.size.width)
+        self._past.ask(job_view, (*KINDS, "rate"), chosen(job_view), self.size.width)
 
     @property
     def _generations(self) -> Picker:
@@ -271,10 +276,19 @@ class RunScreen(LiveScreen):
         if run is None:
             return
         source = self.shell.source
-        lines = run_lines(run, job_view, source.status, self._runs.differing(), self.size.width - 1, self.shell.glyphs)
+        differs, width = self._runs.differing(), self.size.width - 1
+        lines = run_lines(run, job_view, source.status, differs, width, self.shell.glyphs, self._hours())
         room = self.size.height - 4 - self._table_lines
         page.styles.height = max(2, min(len(lines) + 1, room - EVENTS_MIN))
         page.show_rows(f"generation {run.number}", lines)
+
+    def _hours(self) -> str:
+        source, series = self.shell.source, self._past.series
+        made = id(series), len(source.events)
+        if made != self._measured[0]:
+            self._measured = made, measure(source.events, series)
+        cost = goodput(source.events, times.now(), self._measured[1])
+        return "" if cost is None else cost.hours_text(source.status)
 
     @on(Picker.Moved)
     def _moved(self, event: Picker.Moved) -> None:

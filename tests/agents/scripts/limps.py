@@ -17,15 +17,10 @@ dist.init_process_group("gloo")
 RANK = dist.get_rank()
 LATE, FIRST = RANK == 1, RANK == 0
 WIDTH = 768
+# So many squares take about a millisecond.
+A_MS = 20_000
 log = logging.getLogger("limps")
 KEPT: list[list[int]] = []
-
-
-def works(seconds: float) -> None:
-    """Compute in Python for so long."""
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        sum(number * number for number in range(1000))
 
 
 class Numbers(Dataset[torch.Tensor]):
@@ -42,14 +37,16 @@ class Numbers(Dataset[torch.Tensor]):
 
     def read(self) -> None:
         """Read a row."""
-        if HOW == "all_input" or (LATE and HOW in ("input", "workers")):
-            works(0.012)
+        if LATE and HOW == "workers":
+            time.sleep(0.012)
+        elif HOW == "all_input" or (LATE and HOW == "input"):
+            sum(number * number for number in range(12 * A_MS))
 
 
 def collate(rows: list[torch.Tensor]) -> torch.Tensor:
     """Make a batch of rows."""
     if LATE and HOW == "collate":
-        works(0.05)
+        sum(number * number for number in range(50 * A_MS))
     return torch.stack(rows)
 
 
@@ -78,7 +75,7 @@ class Handler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line."""
-        works(0.05)
+        sum(number * number for number in range(50 * A_MS))
 
 
 def save(model: torch.nn.Module) -> None:
@@ -116,7 +113,7 @@ def sleeps() -> None:
 
 def delays(gradient: torch.Tensor) -> torch.Tensor:
     """Look at a gradient."""
-    works(0.05)
+    sum(number * number for number in range(50 * A_MS))
     return gradient
 
 
@@ -143,7 +140,7 @@ def limp(step: int, model: torch.nn.Module) -> None:
     if FIRST and step == 1500 and HOW == "once":
         time.sleep(20)
     if HOW == "jitter":
-        works(0.02 * (0.7 + 0.6 * torch.rand(1).item()))
+        sum(number * number for number in range(int(20 * A_MS * (0.7 + 0.6 * torch.rand(1).item()))))
 
 
 def made() -> torch.nn.Module:
@@ -183,7 +180,7 @@ def pipeline() -> None:
     """Pass activations on: the first stage takes three times as long as the second."""
     given = torch.ones(64, WIDTH)
     for step in range(10**9):
-        works(0.03 if FIRST else 0.01)
+        sum(number * number for number in range((30 if FIRST else 10) * A_MS))
         if FIRST:
             dist.send(given, 1)
         else:
