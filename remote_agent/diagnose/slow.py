@@ -48,7 +48,7 @@ COMPUTING = ("forward", "backward", "optimizer", "gpu")
 # What a rank may do in place of computing; each has a place in the script.
 HOST = ("input", "script", "checkpoint", "logging", "eval")
 COMPUTE, ALL, WAIT, NETWORK, IDLE = "compute", "all", "wait", "network", "gpus_idle"
-# The causes that are the host's, which need no place in the script; and that it does more or longer work.
+# The causes that are the host's: whoever just computes then needs no place. And that it does more or longer work.
 OF_HOST = ("throttled", "cpu_taken", "swapping")
 MORE = "computes_more"
 
@@ -310,7 +310,7 @@ def _describe(
     if excess(phase) < OF_PHASE * gap:
         phase = "gpu" if cuda else ALL
     cause = None if cuda else _cause(phase, gap, own, peers)
-    has_place = phase in (*HOST, COMPUTE) and (cause is None or cause["kind"] not in OF_HOST)
+    has_place = phase in HOST or (phase == COMPUTE and (cause is None or cause["kind"] not in OF_HOST))
     place = _place(phase, own, peers, excess(phase)) if has_place else None
     return Slowness(ranks, nodes[ranks[0]], gap, phase, place, cause)
 

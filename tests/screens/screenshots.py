@@ -1,7 +1,7 @@
 """Makes the README's pictures from a real job: `python -m tests.screens.screenshots DIRECTORY`, or `make screenshots`.
 
-In: embedded hosts, the DDP example, a worker that is killed. Out: supervisor.svg, which is animated, and the stills
-running.svg, incident.svg and logs.svg.
+In: embedded hosts, the DDP example, a worker that is killed, a script with a slow rank. Out: supervisor.svg, which is
+animated, and the stills running.svg, incident.svg, logs.svg and slow.svg.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -143,15 +143,24 @@ async def tour(inventory: Path, target: Path) -> None:
     print(f"{path}: {size}", file=sys.stderr)
 
 
-def main(target: Path) -> None:
-    """Make the pictures; everything started is ended."""
-    target.mkdir(parents=True, exist_ok=True)
-    with LoopbackHosts(HOSTS) as hosts:
+async def limp(inventory: Path, target: Path) -> None:
+    """Launch a job in which one rank is slow, and wait until it is named."""
+    plan = make_plan(load(inventory), UpOptions("train.py", ("tokenize",)), inventory.parent)
+    async with Session(load(inventory), attach="control", plan=plan) as session:
+        app = SupervisorApp(session)
+        async with app.run_test(size=SIZE) as pilot:
+            await until(session, lambda: bool(session.status.get("slow")))
+            await take(pilot, app, target / "slow.svg")
+
+
+def show(count: int, script: Path, tell: Callable[[Path, Path], Coroutine[Any, Any, None]], target: Path) -> None:
+    """Make the pictures of one script on so many hosts; everything started is ended."""
+    with LoopbackHosts(count) as hosts:
         work = hosts.directory / "work"
         work.mkdir()
-        shutil.copy(Path(__file__).parents[2] / "examples" / "ddp" / "train.py", work)
+        shutil.copy(script, work / "train.py")
         keys: Any = {
-            "nproc_per_node": 2,
+            "nproc_per_node": 2 if count == HOSTS else 1,
             "min_nodes": 2,
             "stop_grace": 3.0,
             "snapshots": ["snapshot.pt"],
@@ -159,10 +168,18 @@ def main(target: Path) -> None:
         }
         inventory = hosts.inventory(work / "hosts.toml", **keys)
         try:
-            asyncio.run(tour(inventory, target))
+            asyncio.run(tell(inventory, target))
         finally:
             stop = [sys.executable, "-m", "supervisor", "stop", "--kill", str(inventory)]
             subprocess.run(stop, check=False, timeout=WAIT_S)
+
+
+def main(target: Path) -> None:
+    """Make the pictures."""
+    target.mkdir(parents=True, exist_ok=True)
+    tests = Path(__file__).parents[1]
+    show(HOSTS, tests.parent / "examples" / "ddp" / "train.py", tour, target)
+    show(2, tests / "agents" / "scripts" / "limps.py", limp, target)
 
 
 if __name__ == "__main__":
