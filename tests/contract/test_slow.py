@@ -78,10 +78,13 @@ def one(way: str) -> Any:
 @contextlib.contextmanager
 def running(cluster: Cluster, work: Path, way: str, **more: object) -> Iterator[Job]:
     with Job(cluster, work, SCRIPT, way, nproc_per_node=1, hang_after=30.0, **more).start() as job:
-        job.until_step(20)
-        with HELPS[way](job) if way in HELPS else contextlib.nullcontext():
-            yield job
-        done = job.run("stop")
+        try:
+            job.until_step(20)
+            with HELPS[way](job) if way in HELPS else contextlib.nullcontext():
+                yield job
+        finally:
+            # The next one has the same hosts.
+            done = job.run("stop")
         assert done.returncode == 0, done.stderr.decode()
 
 
