@@ -129,8 +129,9 @@ def quota(job: Job) -> Iterator[None]:
         (folder / "cpu.cfs_quota_us").write_text("35000")
         (folder / "cgroup.procs").write_text(str(job.pid(1)))
         yield
-        (folder.parent / "cgroup.procs").write_text(str(job.pid(1)))
     finally:
+        for pid in (folder / "cgroup.procs").read_text().split():
+            (folder.parent / "cgroup.procs").write_text(pid)
         until(lambda: not (folder / "cgroup.procs").read_text(), "the cgroup is in use")
         folder.rmdir()
 
