@@ -56,7 +56,7 @@ WAYS = {
     "gil": Way([1], "script", "counts"),
     "gc": Way([1], "script", "collects"),
     "evaluate": Way([0], "eval", "evaluate"),
-    "hook": Way([1], "backward"),
+    "hook": Way([1], "compute", "delays", "computes_more"),
     "all_input": Way([], "input", "read"),
     "bursts": Way([1], "all"),
     "disk": Way([1], "script", "save_to_disk", "disk"),
@@ -123,6 +123,9 @@ def quota(job: Job) -> Iterator[None]:
     folder = Path(f"/sys/fs/cgroup/cpu/sv-test-{os.getpid()}")
     if not folder.parent.is_dir():
         pytest.skip("the processor's cgroup of version 1 is not mounted here")
+    # The host sees no control groups yet.
+    mounts = "mount -t tmpfs none /sys/fs/cgroup && mkdir /sys/fs/cgroup/cpu && mount -t cgroup -o cpu none"
+    assert job.cluster.exec("n2", ["sh", "-c", f"{mounts} /sys/fs/cgroup/cpu"]).returncode == 0
     folder.mkdir()
     try:
         (folder / "cpu.cfs_period_us").write_text("100000")

@@ -9,6 +9,7 @@ import json
 import os
 import pickle
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -351,6 +352,42 @@ def test_a_window_has_the_connections_between_machines(tmp_path: Path) -> None:
     assert (local, remote) == ("127.0.0.1", "127.0.0.2")
     assert speed > 0.01
     assert 0 < waits < 1
+
+
+@pytest.mark.parametrize("is_free", [False, True], ids=["all its processors are busy", "one of them is free"])
+def test_who_takes_the_processor_of_a_rank_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_free: bool
+) -> None:
+    """Two processes share a processor; if the rank might run on another one, nobody keeps it from that."""
+    os.mkfifo(tmp_path / sampler.WAKE)
+    core = min(os.sched_getaffinity(0))
+    began = time.monotonic()
+    idle = {core: 0 if not is_free else 10**6}
+    monkeypatch.setattr(phases, "idle_ticks", lambda: {core: int(idle[core] * (time.monotonic() - began))})
+    burn = [sys.executable, "-c", f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"]
+    reader = phases.PhaseReader(tmp_path)
+    with subprocess.Popen(burn) as own, subprocess.Popen(burn) as taker:
+        try:
+            rank, found = RankProcess(3, 0, own.pid, tmp_path), []
+            for number in range(1, 200):
+                window = {"window": number, "looks": 9, "phases": {}, "disk_s": 0, "delay_s": 5.0, "processor": core,
+                          "faults": 0, "cuda": False, "sites": []}  # fmt: skip
+                (tmp_path / f"3{sampler.SUFFIX}").write_text(json.dumps({"windows": [window]}))
+                answer = reader.sample([rank], 0, 0, routine=False)
+                found.append(answer["windows"][str(number)]["3"]["taken"])
+                if found[-1] is not None or (is_free and number == 10):
+                    break
+                time.sleep(0.1)
+        finally:
+            own.kill()
+            taker.kill()
+    if is_free:
+        assert found == [None] * 10
+    else:
+        assert found[-1] is not None
+        # Whatever else this machine does may use more of it.
+        assert found[-1]["pid"] != own.pid
+        assert found[-1]["share"] >= phases.BUSY
 
 
 @pytest.mark.parametrize(

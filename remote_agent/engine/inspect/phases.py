@@ -11,9 +11,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,8 @@ _ROOT = Path("/")
 WAITS = 0.1
 # Another process that uses less of a processor is not the reason.
 BUSY = 0.2
+# A processor that idles for this share of the time is free.
+FREE = 0.3
 # Readings of the kernel's counters that are remembered, about one in two seconds.
 MAX_READINGS = 20
 # Of the connections to each other address that carry this much in a window, the busiest is reported; at most so many.
@@ -51,8 +54,8 @@ class PhaseReader:
         """By pid: when (ns), and for how many seconds its cgroups had been throttled by then."""
         self._connections: list[tuple[int, dict[int, dict[int, sockets.Connection]]]] = []
         """When (ns), and by pid and inode what the kernel had counted by then."""
-        self._ticks: tuple[float, dict[int, int]] | None = None
-        """When all processes were read last, and what each had used of the processors."""
+        self._used: tuple[float, dict[int, int], dict[int, int]] | None = None
+        """When all processes were read last, what each had used of the processors, and how long each of those idled."""
         self._processors: dict[int, int] = {}
         """By rank: the processor for which it waits."""
         self._taken: dict[int, TakenBy] = {}
@@ -136,25 +139,46 @@ class PhaseReader:
     def _look_for_takers(self, ranks: Sequence[RankProcess]) -> None:
         """Note which other process uses most of the processor for which a rank waits."""
         if not self._processors:
-            self._ticks = None
+            self._used = None
             return
         now, fields = time.monotonic(), {pid: each for pid in _pids() if len(each := stat_fields(pid)) > 36}
         ticks = {pid: int(each[11]) + int(each[12]) for pid, each in fields.items()}
-        if self._ticks is not None and now > self._ticks[0]:
-            since, before = self._ticks
-            used = {
-                pid: (count - before[pid]) / _TICKS / (now - since) for pid, count in ticks.items() if pid in before
-            }
+        idle = idle_ticks()
+        if self._used is not None and now > self._used[0]:
+            since, before, idle_before = self._used
+            used, free = _shares(before, ticks, now - since), _shares(idle_before, idle, now - since)
             tree = process_tree()
             for one in ranks:
+                self._taken.pop(one.rank, None)
                 processor = self._processors.get(one.rank)
+                if processor is None or any(free.get(each, 0.0) >= FREE for each in _allowed(one.pid)):
+                    # It might run elsewhere: nobody has taken its processors, something else keeps it from them.
+                    continue
                 others = used.keys() - set(descendants(one.pid, tree)) - {os.getpid()}
                 busy = [pid for pid in others if int(fields[pid][36]) == processor and used[pid] >= BUSY]
                 if busy:
                     pid = max(busy, key=used.__getitem__)
                     name = read_text(f"/proc/{pid}/comm").strip()
                     self._taken[one.rank] = {"name": name, "pid": pid, "share": round(used[pid], 2)}
-        self._ticks = now, ticks
+        self._used = now, ticks, idle
+
+
+def _shares(before: Mapping[int, int], ticks: Mapping[int, int], seconds: float) -> dict[int, float]:
+    """Return the share of the time that each has used since then."""
+    return {key: (count - before[key]) / _TICKS / seconds for key, count in ticks.items() if key in before}
+
+
+def _allowed(pid: int) -> set[int]:
+    """Return the processors on which a process may run."""
+    with contextlib.suppress(OSError):
+        return os.sched_getaffinity(pid)
+    return set()
+
+
+def idle_ticks() -> dict[int, int]:
+    """Return for how long each processor has been idle since the start of the machine, in ticks."""
+    rows = (line.split() for line in read_text("/proc/stat").splitlines())
+    return {int(row[0][3:]): int(row[4]) for row in rows if row and re.fullmatch(r"cpu\d+", row[0])}
 
 
 def _read(path: Path) -> dict[str, Any]:
