@@ -58,7 +58,7 @@ WAYS = {
     "evaluate": Way([0], "eval", "evaluate"),
     "hook": Way([1], "compute", "delays", "computes_more"),
     "all_input": Way([], "input", "read"),
-    "bursts": Way([1], "all"),
+    "bursts": Way([1], "compute"),
     "disk": Way([1], "script", "save_to_disk", "disk"),
 }
 SILENT = ("balanced", "pipeline", "jitter", "once", "compile")
