@@ -159,7 +159,9 @@ async def report(
 
 async def _cost(session: Session, events: Sequence[JournalEvent]) -> Goodput | None:
     """Return what the time of the job was spent on, as far as its nodes have kept that."""
-    sizes = [event["detail"]["world_size"] for event in events if event["type"] == EventType.GENERATION_RUNNING]
+    sizes = [
+        event["detail"].get("world_size") or 0 for event in events if event["type"] == EventType.GENERATION_RUNNING
+    ]
     world, began = max(sizes, default=0), local_time(session.status.get("started_at"))
     if not world or began is None:
         return None

@@ -135,7 +135,7 @@ def goodput(events: Sequence[JournalEvent], now_s: float, found: Measured = NOTH
 def _devices(events: Sequence[JournalEvent], end_s: float) -> float:
     """Return how many ranks there were, on average over the time."""
     sizes = [
-        (_time(event) or 0.0, int(event["detail"]["world_size"]))
+        (_time(event) or 0.0, int(event["detail"].get("world_size") or 0))
         for event in events
         if event["type"] == EventType.GENERATION_RUNNING
     ]

@@ -332,12 +332,12 @@ def trained(session: RecordedSession, now_s: float, seconds: int = 600) -> Recor
     }
     facts: list[tuple[float, str, int, Any]] = [
         (seconds - 4, "generation_started", 0, world),
-        (seconds - 4, "generation_running", 0, {"world_size": 8, "spawn": 200.0}),
+        (seconds - 4, "generation_running", 0, {**world, "spawn": 200.0}),
         (seconds - 10, "first_step", 0, {"imports": 4800.0, "first_step": 900.0}),
         (half + 1, "generation_stopped", 0, {"cause": "failure"}),
         (half, "incident", 0, {"summary": "rank 5 failed", "category": "python"}),
         (half, "generation_started", 1, world),
-        (half - 4, "generation_running", 1, {"world_size": 8, "detect": 100.0, "stop": 3000.0, "spawn": 200.0}),
+        (half - 4, "generation_running", 1, {**world, "detect": 100.0, "stop": 3000.0, "spawn": 200.0}),
         (half - 12, "first_step", 1, {"imports": 6000.0, "first_step": 2000.0}),
     ]
     if session.status.get("slow"):
