@@ -165,7 +165,7 @@ async def _cost(session: Session, events: Sequence[JournalEvent]) -> Goodput | N
     world, began = max(sizes, default=0), local_time(session.status.get("started_at"))
     if not world or began is None:
         return None
-    ranks = range(0, world, math.ceil(world / MEASURED_RANKS))
+    ranks = [*range(0, world, math.ceil(world / MEASURED_RANKS))]
     now_s = time.time()
     try:
         series = await session.series(query(KINDS, ranks, now_s - began.timestamp(), BUCKETS))

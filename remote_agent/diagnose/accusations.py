@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from remote_agent.diagnose.claims import AWAITED, DIFFER, FAILED
+from remote_agent.diagnose.claims import DIFFER, FAILED
 from remote_agent.text.names import read_number
 
 _RANK = re.compile(r"\b[Rr]ank(?:[ :=#]{0,2}|\()(\d{1,6})\b(?!\s*(?:[-/.]\s*)?\d)")
@@ -19,17 +19,16 @@ _STATES = r"missing|failed|dead|lost|crashed|stuck|hung|unresponsive|killed|abor
 _FAILS = (
     r"fails?|failed|failure|die[sd]|dead|crash(?:ed)?|raised?|exited|left|gone|missing|lost|killed|aborted|stuck|hangs?|hung"
     r"|did not|didn't|does not|never|not respond\w*|unresponsive|timed out|lags?|behind|corrupt\w*|nan|NaN|no \w+"
-    r"|error|exception|invalid|bad|empty|wrong|unexpected"
+    r"|[Dd]ead ?[Ll]ock(?:ed)?|error|exception|invalid|bad|empty|wrong|unexpected"
 )
 # If two ranks differ in something, either of them may be at fault.
 _DIFFERS = r"differs?|different|inconsistent|mismatch\w*|diverge[sd]|disagree[sd]?|unequal|not (?:equal|match|the same)"
-_WAITED = re.compile(
-    r"\b(?:wait(?:ing|ed)?|connect(?:ing|ed)?|reach(?:ing|ed)?) (?:[\w.]+ ){0,4}(?:for|to|on|from)? ?$"
-)
+# What follows a rank that all others differ from.
+_UNLIKE_ALL = re.compile(r"\b(?:while|but|whereas) (?:all )?(?:the )?others?\b")
 # What a library says of a rank for which it waited, or which it lost.
 _NOT_HEARD = re.compile(
-    r"\b(?:not received|did not receive|no response|waiting for|waited for|closed by|lost)\b[^.;:]{0,60}"
-    r"\brank ?[\[(]?(\d{1,6})\b"
+    r"\b(?:not received|did not receive|no response|waiting for|waited for|closed by|lost)\b[^.;:\n]{0,60}"
+    r"\brank[ :]{0,2}[\[(]?(\d{1,6})\b(?![^\n]*group_name_)"
 )
 _NEAR = 48
 
@@ -40,7 +39,7 @@ def unheard(text: str) -> tuple[int, ...]:
 
 
 def accused(text: str, rank: int | None) -> tuple[str, tuple[int, ...]]:
-    """Return what a text says of the only other rank that it names: FAILED, DIFFER or AWAITED, and the rank.
+    """Return what a text says of the only other rank that it names: FAILED or DIFFER, and the rank.
 
     Several are accused only in a list; one that is only mentioned is not accused.
     """
@@ -61,8 +60,6 @@ def accused(text: str, rank: int | None) -> tuple[str, tuple[int, ...]]:
         return DIFFER, (other,)
     of_it = re.search(rf"\b(?:{_FAILS})\b.{{0,24}}\b(?:from|of|on|in|by)(?: \w+)? $", before)
     it_failed = re.match(rf"['\")\]]?(?:'s [\w ]{{1,30}})? ?(?:\([^)]*\) )?(?:\w+ ){{0,2}}(?:{_FAILS})\b", after)
-    if _WAITED.search(before):
-        return AWAITED, (other,)
-    if not (of_it or it_failed):
+    if not (of_it or it_failed or _UNLIKE_ALL.search(after)):
         return "", ()
     return FAILED, (other,)

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from remote_agent.text import shapes
 
 if TYPE_CHECKING:
     from remote_agent.diagnose.hang.watchdogs import Wait
     from remote_agent.diagnose.incidents import EvidenceLine
+    from remote_agent.diagnose.rosters import Roster
 
 # The kinds, as `diagnose --why` shows them.
 FAILED = "failed by itself"
@@ -42,6 +43,32 @@ _SHORT = 170
 # The first of two claims with coarse timestamps is known if the other order is less likely than this.
 _DOUBT = 0.05
 _SAMPLES = 16
+
+
+class Shown(NamedTuple):
+    """What a text shows besides its failure, whichever rank wrote it; numbers of lines count from 0."""
+
+    closed: tuple[int, int] | None = None
+    """The local rank that lost a connection, and the one that closed it."""
+    hosts: Sequence[tuple[int, str, str]] = ()
+    """The line of each connection that was lost, its host and port."""
+    wait: Wait | None = None
+    """What its watchdog says, of no rank yet."""
+    aside: str = ""
+    """What ended a thread, a task or a child of it, where the process itself went on."""
+    address: str = ""
+    """Where it looked for the store, and found none."""
+    roster: Roster | None = None
+    """Whom it lists as there, or as missing."""
+    work: str = ""
+    """Its last line, if that is about work that is not done: copying, saving, compiling."""
+    row: tuple[str, str] | None = None
+    """The time and the code of its row in a launcher's table."""
+    text: str = ""
+    """The text itself, for what few verdicts ask."""
+
+
+_NOTHING = Shown()
 
 
 # Two claims are never the same, however alike: comparing all fields of thousands would take seconds.
@@ -74,10 +101,10 @@ class Claim:
     """How much later than t_ns it may have been: the timestamp has whole seconds."""
     wait: Wait | None = None
     """What its watchdog says."""
-    aside: str = ""
-    """What ended a thread, a task or a child of it, where the process itself went on."""
-    address: str = ""
-    """Where it looked for the store, and found none."""
+    shown: Shown = _NOTHING
+    """What its author's text shows besides the failure."""
+    listed: EvidenceLine | None = None
+    """The line of its roster."""
     report: str = ""
     """The first line of what a node reports, not its ranks."""
     later: Claim | None = None
@@ -86,6 +113,8 @@ class Claim:
     """True for an exception that says only that something from elsewhere did not come: other failures explain it."""
     is_row: bool = False
     """True where a launcher, a scheduler or a shell says of the process how it ended."""
+    times: int = 1
+    """How often a text of no rank has it: as often as processes failed alike."""
     proven: bool = False
     """True when the rank's own traceback, the kernel or the exit code shows it."""
 

@@ -9,7 +9,7 @@ import errno
 import functools
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from remote_agent.diagnose.tracebacks import HEAD, SUBJECT, Trace, find_traces, untagged_lines
 from remote_agent.text.levels import ERROR, WARN, level_of
@@ -67,6 +67,36 @@ _DUMP = re.compile(
 # These are the upper and lower edge of a frame around a message, and its sides.
 _EDGE, SIDES = re.compile(r"^[╭╰┌└╔╚][─═].*[─═╮╯┐┘╗╝]$"), "│┃║ "
 
+# Kubernetes calls what ends a pod a warning: the kind of event, its reason, how long ago.
+_EVENT = re.compile(r"^\s*Warning +[A-Z]\w+ +\d")
+# Work that ranks do one by one, while others may wait for it: how much of it is done, or its beginning.
+_PART = re.compile(
+    r"(?<![\w./:-])(?P<done>\d+(?:\.\d+)?) ?(?:/|(?:out )?of) ?(?P<of>\d+(?:\.\d+)?)(?![\w./:-])"
+    r"|(?<![\w.])(?P<percent>\d{1,2}(?:\.\d+)?) ?%"
+)
+_WORK = re.compile(
+    r"\b(?:(?:down|up|re)?load|copy|tokeni[sz]|sav|writ|compil|extract|unpack|stag|pack|prepar|process|cach|index|fetch"
+    r"|merg|convert|shuffl|build|sync|filter|map|decompress|upload|preprocess|encod|flush)(?:p|t)?ing\b|\bMap\b",
+    re.IGNORECASE,
+)
+_DONE = re.compile(r"\b(?:done|finished|completed?|saved|took|written|ready|loaded|100 ?%)\b", re.IGNORECASE)
+
+
+def unfinished_work(lines: Sequence[str]) -> str:
+    """Return the last line that is not of torch or NCCL, if it tells of work that is not done; else an empty text."""
+    own = (line for line in reversed(lines) if line.strip() and not _OF_TORCH.match(line) and "CCL " not in line)
+    last = next(own, "")
+    if _DONE.search(last) or (is_progress(last) and not _WORK.search(last)):
+        return ""
+    parts = list(_PART.finditer(last))
+    is_part = any(each["percent"] or float(each["done"]) < float(each["of"]) for each in parts)
+    return last.strip() if is_part or (not parts and _WORK.search(last)) else ""
+
+
+def begun_work(lines: Sequence[str]) -> Iterator[str]:
+    """Yield the lines that say which work begins, without how much of it is done."""
+    return (line.strip() for line in lines if _WORK.search(line) and not _PART.search(line))
+
 
 def is_progress(line: str) -> bool:
     """Return whether training prints such a line at each step or at its end."""
@@ -76,7 +106,7 @@ def is_progress(line: str) -> bool:
 
 def is_handled(line: str) -> bool:
     """Return whether the line is a warning, or says that the process continues; NCCL calls its errors warnings."""
-    if "CCL WARN" in line:
+    if "CCL WARN" in line or _EVENT.match(line):
         return False
     return _HANDLED.search(line) is not None or _level(line) == WARN
 

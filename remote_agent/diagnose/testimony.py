@@ -10,12 +10,12 @@ import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from remote_agent.diagnose.accusations import accused, unheard
 from remote_agent.diagnose.categories import CATEGORIES, OOM, PRESSURE
-from remote_agent.diagnose.claims import AWAITED, DONE, ENDED, FAILED, OF_OTHERS, STOPPED, WAITED, Claim
+from remote_agent.diagnose.claims import AWAITED, DONE, ENDED, FAILED, OF_OTHERS, STOPPED, TOLD, WAITED, Claim, Shown
 from remote_agent.diagnose.exits import SIGNAL_CATEGORIES, SIGNAL_HINTS, decode_exit, signal_name
 from remote_agent.diagnose.hang.watchdogs import gave_up, read_wait
 from remote_agent.diagnose.incidents import EvidenceLine
@@ -32,9 +32,12 @@ from remote_agent.diagnose.last_words import (
     is_survived,
     lines_in,
     own_lines,
+    unfinished_work,
 )
 from remote_agent.diagnose.meanings import BETWEEN_RANKS, OF_RANKS, best_match, meaning_of
+from remote_agent.diagnose.rosters import WAITS, absent_of, read_roster
 from remote_agent.diagnose.signatures import SIGNATURES, Signature
+from remote_agent.diagnose.signatures.launcher import KILLERS, REACTIONS
 from remote_agent.diagnose.signatures.python import hint_of
 from remote_agent.diagnose.tracebacks import (
     HEAD,
@@ -49,18 +52,21 @@ from remote_agent.diagnose.tracebacks import (
     untagged_lines,
 )
 from remote_agent.text.names import read_number
-from remote_agent.text.shapes import KEPT_TEXTS, clip, fingerprint, lines_of
+from remote_agent.text.shapes import KEPT_TEXTS, clip, fingerprint, lines_of, shape
 
 if TYPE_CHECKING:
     from remote_agent.diagnose.evidence import RankEvidence
-    from remote_agent.diagnose.hang.watchdogs import Wait
     from remote_agent.wire.documents import RankExit
 
 _UNRELATED_WARNING = re.compile(r"(?:\[rank\d+\]:)?\[[IW]\d{4} ")
 _OTHER_STREAM = re.compile(r"\b(?:stdout|nccl)\b[^/]*$")
 # A connection to such a host was lost: as NCCL prints it, and torch's store.
-_HOST_GONE = re.compile(r"(?:closed by remote peer |completion from peer |remote=)\[?([\w.-]+)(?:<\d+>|\]:\d+)")
+_HOST_GONE = re.compile(
+    r"(?:closed by remote peer |completion from peer |remote=|Connect to )\[?([\w.-]+)(<\d+>|\]:\d+)"
+)
 _UNREACHABLE = re.compile(r"client socket has failed to connect to any network address of \(([^()]{1,200})\)")
+# A row of torchrun's table.
+_ROW = re.compile(r"(?m)^\s*time +: (\S+)$(?:\n.*){0,3}\n\s*exitcode +: (-?\d+)")
 # NCCL names the rank of the node that closed a connection, and its own device: both are numbered consecutively.
 _PEER_CLOSED = re.compile(
     r"\[(\d+)\] NCCL INFO \[Service thread\] (?:Connection closed by|Could not receive type from) localRank (\d+)"
@@ -103,7 +109,10 @@ def read_ranks(every: Iterable[RankEvidence], notes: Mapping[str, Sequence[str]]
 
     A rank that kept running until others had failed did not fail for the reason in its earlier output.
     """
+    every = list(every)
     claims = [read_rank(each, notes.get(each.node or "", ())) for each in every]
+    killers = list(_killers_in(every)) if any(map(_is_mere_kill, claims)) else []
+    claims = [_or_told(each, killers) if _is_mere_kill(each) else each for each in claims]
     failures = (each for each in claims if each.kind in (FAILED, ENDED) and each.later is None and each.ended)
     first_ns = min((each.t_ns for each in failures if each.t_ns is not None), default=None)
     if first_ns is None:
@@ -111,9 +120,37 @@ def read_ranks(every: Iterable[RankEvidence], notes: Mapping[str, Sequence[str]]
     return [each.later if each.later and (each.t_ns or 0) > first_ns - _EXIT_NS else each for each in claims]
 
 
+def _killers_in(every: Iterable[RankEvidence]) -> Iterator[EvidenceLine]:
+    """Yield the first line of each text that says who ends processes, and the first of who ends the rest of a job."""
+    for each in every:
+        matches = (pattern.search(each.tail) for pattern in (KILLERS, REACTIONS))
+        yield from (_line(each, each.tail.count("\n", 0, match.start())) for match in matches if match is not None)
+
+
+def _is_mere_kill(claim: Claim) -> bool:
+    """Return whether a launcher or a shell says that a process was killed, and nothing says why."""
+    return claim.is_row and claim.exit_signal == "SIGKILL" and not claim.proven and bool(claim.evidence)
+
+
+def _or_told(claim: Claim, killers: Sequence[EvidenceLine]) -> Claim:
+    """Return the claim of a process that was killed: where somebody said that he kills, it was told to end.
+
+    A SIGKILL says how a process ended, not why: memory is only the most frequent reason.
+    """
+    row = claim.evidence[0]
+    # Who ends the rest because of what happened before is not the reason for that.
+    before = (each for each in killers if each.file == row.file and (each.line or 0) > (row.line or 0))
+    late = [each for each in before if not KILLERS.search(each.text)]
+    why = next((each.text for each in killers if each not in late), None)
+    if why is None:
+        return claim
+    headline = f"killed by SIGKILL, by others as the text says: {why}"
+    return dataclasses.replace(claim, kind=TOLD, category="signal_preempted", headline=headline)
+
+
 def read_rank(evidence: RankEvidence, notes: Sequence[str] = ()) -> Claim:
     """Return what this rank's evidence says; notes: from its node's kernel, cgroup and file systems."""
-    claim = _with_context(_read(evidence, notes), evidence)
+    claim = _with_context(_or_waits(_read(evidence, notes), evidence), evidence)
     raised = _RAISED_ON.search(evidence.tail) if claim.kind == FAILED and not claim.of(FAILED) else None
     if raised is not None:
         claim = dataclasses.replace(claim, says=FAILED, others=tuple(map(read_number, raised[1].split(", "))))
@@ -128,46 +165,51 @@ def read_rank(evidence: RankEvidence, notes: Sequence[str] = ()) -> Claim:
 def _with_context(claim: Claim, evidence: RankEvidence) -> Claim:
     """Return the claim with what else its author's text shows: its node, its peers, its watchdog, its threads."""
     rank, tail = evidence.rank, evidence.tail
-    says, others, context = claim.says, claim.others, _context_in(tail)
-    if context.closed and rank is not None and claim.kind != FAILED and not others:
-        own, other = context.closed
+    says, others, shown = claim.says, claim.others, _shown_in(tail)
+    if shown.closed and rank is not None and claim.kind != FAILED and not others:
+        own, other = shown.closed
         says, others = AWAITED, (rank - own + other,)
     is_report = rank is None and evidence.node is not None and not evidence.places
+    # Each host once for each node that lost a connection to it.
+    lost = {(evidence.nodes[number] if evidence.nodes else None, host, port) for number, host, port in shown.hosts}
     return dataclasses.replace(
         claim,
         says=says,
         others=others,
         node=_node_of(claim),
-        hosts=context.hosts,
-        wait=None if rank is None or context.wait is None else context.wait._replace(rank=rank),
-        aside=context.aside,
-        address=context.address,
+        hosts=tuple(sorted(host for _, host, _ in lost)),
+        wait=None if rank is None or shown.wait is None else shown.wait._replace(rank=rank),
+        shown=shown,
+        listed=None if shown.roster is None else _line(evidence, shown.roster.line),
         report=lines_of(tail.strip())[0] if is_report and tail.strip() else "",
     )
 
 
-class _Context(NamedTuple):
-    """What a text shows besides its failure, whichever rank wrote it."""
-
-    closed: tuple[int, int] | None
-    """The local rank that lost a connection, and the one that closed it."""
-    hosts: tuple[str, ...]
-    wait: Wait | None
-    """Of no rank yet."""
-    aside: str
-    address: str
-
-
 @functools.lru_cache(KEPT_TEXTS)
-def _context_in(text: str) -> _Context:
-    aside, address = last_background_failure(text), _UNREACHABLE.search(text)
-    return _Context(
+def _shown_in(text: str) -> Shown:
+    aside, address, row = last_background_failure(text), _UNREACHABLE.search(text), _ROW.search(text)
+    return Shown(
         next(((int(own), int(other)) for own, other in _PEER_CLOSED.findall(text) if own != other), None),
-        tuple(_HOST_GONE.findall(text)),
+        tuple((text.count("\n", 0, each.start()), each[1], each[2]) for each in _HOST_GONE.finditer(text)),
         read_wait(-1, text),
         "" if aside is None else _aside(aside),
         "" if address is None else address[1],
+        read_roster(text),
+        unfinished_work(untagged_lines(text)),
+        None if row is None else (row[1], row[2]),
+        text,
     )
+
+
+def _or_waits(claim: Claim, evidence: RankEvidence) -> Claim:
+    """Return the claim, or that of a text which tells of no failure, but lists who is there while somebody waits."""
+    roster = _shown_in(evidence.tail).roster if claim.kind == DONE and evidence.exit is None else None
+    if roster is None or not (roster.is_list or absent_of(roster, 0)):
+        return claim
+    if not any(map(WAITS.search, untagged_lines(evidence.tail)[roster.line :])):
+        return claim
+    line = _line(evidence, roster.line)
+    return _with_time(_base(evidence, WAITED, "hang_no_output", line.text, evidence=(line,)), evidence)
 
 
 def _aside(trace: Trace) -> str:
@@ -328,9 +370,9 @@ def _from_text(evidence: RankEvidence) -> Claim | None:
     own = [trace for number, trace in enumerate(own) if number < first or not trace.background]
     truncated = own.pop() if own and own[-1].type == TRUNCATED else None
     claim = _cause_in(evidence, own, in_tail)
-    if claim is None and truncated is None and evidence.exit is None:
+    if (claim is None or (claim.kind == ENDED and not own)) and truncated is None and evidence.exit is None:
         bare = last_exception("\n".join(own_lines(evidence.tail)))
-        return None if bare is None else _from_trace(evidence, bare, meaning_of(bare), [bare], [bare])
+        return claim if bare is None else _from_trace(evidence, bare, meaning_of(bare), [bare], [bare])
     if claim is None and truncated is not None:
         return dataclasses.replace(_from_trace(evidence, truncated, None, [truncated], in_tail), kind=ENDED)
     last = own[-1] if own and not own[-1].link else None
@@ -495,9 +537,14 @@ def _from_trace(
     place = (evidence.files.get("error"), None) if printed is None else evidence.place(printed.last_line)
     node = evidence.nodes[printed.last_line] if printed is not None and evidence.nodes else evidence.node
     function = f"{frame.file.rpartition('/')[2]}:{frame.function}" if frame is not None else ""
-    chain = own if trace in own and all(each.link for each in own[1:]) else [trace]
-    found = (_others_in(each, meaning if each is trace else None, evidence.rank) for each in (trace, *chain))
-    says, others = next((one for one in found if one[1]), ("", ()))
+    # Several processes that print the same exception may name one rank each.
+    alike = [each for each in own if shape(each.line) == shape(trace.line) and each.frames[:1] == trace.frames[:1]]
+    alike = alike if evidence.rank is None and trace in alike else [trace]
+    chains = [[each, *_chain_of(each, own)] for each in alike]
+    all_said = [[_others_in(each, meaning if each in alike else None, evidence.rank) for each in one] for one in chains]
+    said = [next((one for one in each if one[1]), ("", ())) for each in all_said]
+    says = next((one for one, _ in said if one), "")
+    others = tuple(dict.fromkeys(rank for one, ranks in said if one == says for rank in ranks))
     return _base(
         evidence,
         _kind(meaning),
@@ -512,7 +559,24 @@ def _from_trace(
         others=others,
         is_want=meaning is None and _MISSING_INPUT.search(trace.type) is not None,
         proven=trace.type != TRUNCATED,
+        times=_times(trace, alike, evidence.tail),
     )
+
+
+def _times(trace: Trace, alike: Sequence[Trace], text: str) -> int:
+    """Return how many processes printed an exception: one that went on between two of them may have printed both."""
+    between = untagged_lines(text)[alike[0].first_line : alike[-1].first_line]
+    if len(alike) > 1 and any(is_handled(line) or is_progress(line) for line in between):
+        return 1
+    # Processes that print at once may do so into each other.
+    return max(1, sum(shape(line) == shape(trace.line) for each in alike for line in each.text.split("\n")))
+
+
+def _chain_of(trace: Trace, own: Sequence[Trace]) -> Sequence[Trace]:
+    """Return the exceptions that are linked to this one, with itself."""
+    at = own.index(trace) if trace in own else 0
+    begin = max((number for number, each in enumerate(own[: at + 1]) if not each.link), default=0)
+    return [*own[begin : begin + 1], *itertools.takewhile(lambda each: each.link, own[begin + 1 :])]
 
 
 def _full_headline(trace: Trace, own: Sequence[Trace], child_error: str) -> str:
@@ -543,9 +607,10 @@ def _from_match(evidence: RankEvidence, meaning: Signature, match: re.Match[str]
     line = _line(evidence, evidence.tail.count("\n", 0, match.start()))
     base = _base(evidence, _kind(meaning), meaning.category, meaning.title or line.text)
     says, others = meaning.others_in(match.group())
+    own_text = "" if evidence.rank is None else evidence.tail
     if not others and evidence.rank is None and meaning.kind == FAILED:
         says, others = accused(line.text, None)
-    elif not others and meaning.kind in OF_OTHERS and (others := unheard(line.text)):
+    elif not others and meaning.kind in OF_OTHERS and (others := unheard(line.text) or unheard(own_text)):
         says = AWAITED
     return dataclasses.replace(
         base,

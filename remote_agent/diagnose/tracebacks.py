@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import os
 import re
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ _HEADLESS = re.compile(r'^  File "[^"]+", line \d+(?:, in |$)')
 _EXCEPTION = re.compile(r"^(?P<type>(?:[\w$<>]+\.)*[A-Za-z_]\w*)(?:: ?(?P<message>.*)|\s*)$")
 _FAULT_HEAD = re.compile(r"^(?:Current thread|Thread) .*\(most recent call first\):")
 _FATAL = re.compile(r"^(?P<type>Fatal Python error|Timeout)(?:: | (?=\(\d+:\d\d:\d\d))(?P<message>.+)$")
-_NAMED_AS_ERROR = re.compile(r"(?:Error|Exception|Interrupt|Failure|Timeout|Expired)$")
+_NAMED_AS_ERROR = re.compile(r"(?:Error|Exception|Interrupt|Failure|Failed|Timeout|Expired)$")
 HEAD = "Traceback (most recent call last):"
 # A traceback that the library rich prints.
 _BOX = re.compile(r"^\s*[╭┌].*Traceback \(most recent call last\)")
@@ -68,12 +69,13 @@ _OTHER_TEXT = re.compile(
     r"^\s*$|^(?:During handling|The above exception) |^\[[EWIF]\d{0,4} |^\[\d{4}-\d\d-\d\d|^[EWIF]\d{4} |^\[rank\d+\]"
     r"|^Fatal Python error|^\d{4}-\d\d-\d\d|^(?:Original )?Traceback"
     r"|^Exception (?:ignored|in) |^Error in |^--- Logging error|^(?:ERROR:asyncio:)?(?:Task|Future) exception was"
-    r"|^ERROR:|^Process \S+(?::$| exit)"
+    r"|^[A-Z]{4,8}:|^\(\w+ [^()]{1,60}\) |^Process \S+(?::$| exit)"
     # Launchers and shells print this for a process that has ended.
     r"|^\S+: line \d+: +\d+ [A-Z]|^(?:srun|slurmstepd|mpirun|prterun): |\bfailed \(exitcode: "
     r"|^\s*(?:time|host|rank|exitcode|error_file)\s+: |^\s*(?:Process name|Exit code): |^Child process |^[-=]{10}"
     r"|^(?:Killed|Terminated|Aborted|Segmentation fault)(?: \(core dumped\))?$"
 )
+_OF_SLURM = re.compile(r"^(?:srun|slurmstepd): ")
 _MESSAGE_LINES = 8
 _CHILD = re.compile(r"(?:^|/)multiprocessing/spawn\.py$")
 _SPAWN = re.compile("torch/multiprocessing/spawn.py$")
@@ -209,15 +211,23 @@ def find_traces(text: str) -> tuple[Trace, ...]:
         trace: Trace | None = None
         if lines[number].rstrip().endswith(HEAD):
             trace, _ = _read_traceback(lines, number)
+            last = traces[-1] if traces else None
+            if trace is not None and last is not None and number <= last.first_line + last.text.count("\n"):
+                # The message of the exception before quotes it.
+                number = trace.last_line + 1
+                continue
         elif _BOX.match(lines[number]):
             trace = _read_box(lines, number)
         elif number >= fruitless and _HEADLESS.match(lines[number]):
             trace, fruitless = _read_traceback(lines, number - 1)
         elif _FATAL.match(lines[number]):
             trace = _read_fault(lines, number)
-        elif number in groups and not lines[number - 1].strip() and (bare := _EXCEPTION.match(lines[number])):
-            # An exception in a group that was never raised has no traceback.
-            trace = Trace(bare["type"], bare["message"] or "", (), number, number, lines[number])
+        elif (bare := _EXCEPTION.match(lines[number])) and (
+            (number in groups and not lines[number - 1].strip()) or (traces and lines[number - 1].startswith(LINKS))
+        ):
+            # An exception in a group that was never raised has no traceback; of a linked one it may be cut out.
+            link = lines[number - 1] if lines[number - 1].startswith(LINKS) else ""
+            trace = Trace(bare["type"], bare["message"] or "", (), number, number, lines[number], link=link)
         if trace is not None:
             trace = dataclasses.replace(trace, group=groups.get(number, 0))
             if trace.link and traces:
@@ -236,9 +246,11 @@ def last_exception(text: str) -> Trace | None:
     for number in range(len(lines) - 1, max(-1, len(lines) - _MESSAGE_LINES), -1):
         exception = _EXCEPTION.match(lines[number])
         if exception is not None and exception["message"] and _NAMED_AS_ERROR.search(exception["type"]):
-            message = "\n".join([exception["message"], *lines[number + 1 :]])
+            below = itertools.takewhile(lambda line: not _OTHER_TEXT.match(line), lines[number + 1 :])
+            message = "\n".join([exception["message"], *below])
             return Trace(exception["type"], message, (), number, number, "\n".join(lines[number:]))
-        if lines[number][:1].strip():
+        # Launchers tell below it how they end the job.
+        if lines[number][:1].strip() and not _OF_SLURM.match(lines[number]):
             return None
     return None
 

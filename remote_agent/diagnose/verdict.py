@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from remote_agent.diagnose.categories import CATEGORIES
 from remote_agent.diagnose.claims import (
@@ -24,6 +24,7 @@ from remote_agent.diagnose.claims import (
     FAILED,
     OF_OTHERS,
     STOPPED,
+    TOLD,
     WAITED,
     Claim,
     in_order,
@@ -33,10 +34,13 @@ from remote_agent.diagnose.evidence import JobContext, RankEvidence, name_nodes
 from remote_agent.diagnose.exits import signal_name
 from remote_agent.diagnose.hang.watchdogs import find_mismatch, find_missing
 from remote_agent.diagnose.incidents import EvidenceLine, Incident, Victims, iso_time
+from remote_agent.diagnose.last_words import begun_work, own_lines
+from remote_agent.diagnose.rosters import Roster, absent_of
 from remote_agent.diagnose.signatures.signature import CHILD_FAILED, DIED, WRONG_SIZE
 from remote_agent.diagnose.testimony import read_ranks
+from remote_agent.diagnose.tracebacks import HEAD
 from remote_agent.text.names import name_ranks
-from remote_agent.text.shapes import clip, fingerprint
+from remote_agent.text.shapes import clip, fingerprint, shape
 from remote_agent.wire.events import AGENT_DIED
 
 if TYPE_CHECKING:
@@ -44,9 +48,16 @@ if TYPE_CHECKING:
 
 # Exits without a reason have the same cause only within this time.
 _ENDED_WINDOW_NS = 10_000_000_000
-_TIMED_OUT = re.compile(r"\btim(?:ed|es) ?out|\btimeout", re.IGNORECASE)
+_TIMED_OUT = re.compile(r"\btim(?:ed|es) ?out|\btime-?out|DEADLINE_EXCEEDED|\bstall|\bdead ?lock", re.IGNORECASE)
 # A path of three parts or more is of one thing; a text of this length, cut off, can be told.
 _PATH = re.compile(r"(?<![\w.])(?:/[\w.@+-]+){3,}")
+# The size of a tensor, as scripts print it.
+_SIZE = re.compile(r"[\[(]\d{1,9}(?:, ?\d{1,9})+[\])]|[\[(]\d{1,9},[\])]")
+_FRAME_LINE = re.compile(r'(?m)^.*\bFile ".*$')
+_OF_FILES = re.compile(
+    r"^(?:[\w.]+\.)?(?:File\w+Error|OSError|IsADirectoryError|NotADirectoryError|PermissionError|EOFError|Bad\w*File"
+    r"|JSONDecodeError|UnpicklingError|SafetensorError|ReadError)\b"
+)
 _CUT_OFF = 30
 MAX_EVIDENCE = 12
 _LEAVING_NS = 1_000_000_000
@@ -69,6 +80,8 @@ class _Cause(NamedTuple):
     missing: MissingRanks | None = None
     t_ns: int | None = None
     """The time when it happened, where no claim shows it."""
+    said: Sequence[EvidenceLine] = ()
+    """The lines that show it, where these are not of a claim."""
     at_least: bool = False
     """Ranks that supervisor stopped may have been about to fail alike."""
 
@@ -85,6 +98,20 @@ class _Case(NamedTuple):
     def of(self, *kinds: str) -> list[Claim]:
         """Return the claims of these kinds."""
         return [each for each in self.claims if each.kind in kinds]
+
+    def blame(self, ranks: Sequence[int], category: str, headline: str, hint: str = "", **more: Any) -> _Cause:
+        """Return the cause that these ranks are, on their node if it is one."""
+        said = {each.rank: each.node for each in self.claims}
+        nodes = {self.context.node_of(rank) or said.get(rank) for rank in ranks}
+        return _Cause(
+            category,
+            headline,
+            hint or CATEGORIES[category].hint,
+            _scope_of(ranks),
+            ranks=ranks,
+            node=nodes.pop() if len(nodes) == 1 else None,
+            **{"claims": _claims_of(ranks, self.claims), **more},
+        )
 
 
 def verdict(evidence: Sequence[RankEvidence], context: JobContext) -> Incident:
@@ -191,7 +218,8 @@ def _own_failure(case: _Case) -> _Cause | None:
     if not candidates:
         return None
     first = _named_itself(candidates)
-    same = [each for each in claims if each is first or _same_cause(first, each)]
+    same = [each for each in claims if each is first or (_same_cause(first, each) and _is_way(each) <= _is_way(first))]
+    same += _rows_like(same, claims)
     alike = {*same}
     others = [each for each in own if each not in alike]
     clear = all(_clearly_before(first, each, context) for each in others)
@@ -228,8 +256,21 @@ def _own_failure(case: _Case) -> _Cause | None:
         headline=first.text,
         hint="; ".join([*_whole_nodes(ranks if blames_ranks else [], context), *([first.hint] if first.hint else [])]),
         ranks=ranks if blames_ranks else [],
-        node=(of_ranks[0].node if len(nodes) == 1 and scope != "not_in_text" else None) or gone,
+        node=(of_ranks[0].node if len(nodes) == 1 and scope != "not_in_text" and not _is_way(first) else None) or gone,
     )
+
+
+def _rows_like(same: Sequence[Claim], claims: Iterable[Claim]) -> list[Claim]:
+    """Return the rows of a launcher that have the time and code of one of several ranks that failed alike.
+
+    Its table has those that had ended when it looked, and says of the first that it is the cause.
+    """
+    shown = {each.shown.row for each in same if each.shown.row and each.kind == FAILED}
+    if len(same) < 2 or not shown:
+        return []
+    return [
+        each for each in claims if each.kind == ENDED and each.is_row and each.shown.row in shown and each not in same
+    ]
 
 
 def _whole_nodes(ranks: Sequence[int], context: JobContext) -> list[str]:
@@ -243,9 +284,21 @@ def _whole_nodes(ranks: Sequence[int], context: JobContext) -> list[str]:
     return [f"all ranks{name_nodes(failed)} failed, none{name_nodes(spared)}: compare the nodes"]
 
 
+def _is_way(claim: Claim) -> bool:
+    """Return whether it reports the way to another host: that accuses neither its own host nor, alone, the other."""
+    lines = [each.text for each in claim.evidence[:1]]
+    return claim.category == "nccl_network" and any(host in line for host in claim.hosts for line in lines)
+
+
 def _named_itself(candidates: Sequence[Claim]) -> Claim:
-    """Return the first claim, or that of a rank which the first one names as failed, if it shows why itself."""
+    """Return the first claim, or that of a rank which the first one names as failed, if it shows why itself.
+
+    What a host says of its own network comes before what others say of the way to it.
+    """
     first = candidates[0]
+    if _is_way(first):
+        own = (each for each in candidates if each.category == "nccl_network" and not _is_way(each))
+        return next(own, first)
     return next((each for each in candidates if each.rank in first.of(FAILED) and not each.of(FAILED)), first)
 
 
@@ -295,9 +348,11 @@ def _scope(first: Claim, ranks: list[int], context: JobContext) -> str:
     of_two = first.category == "collective_desync" and context.world_size == 2
     if _is_wrong_size(first) or first.of(DIFFER) or _is_hearsay(first) or (len(ranks) == 1 and of_two):
         return "not_in_text"
+    if not ranks and first.times > 1:
+        return "several_or_all_ranks"
     if not ranks:
         return "not_in_text" if first.node is None else "outside_the_ranks"
-    return "one_rank" if len(ranks) == 1 else "several_or_all_ranks"
+    return _scope_of(ranks)
 
 
 def _named(first: Claim, named: Sequence[int], same: list[Claim], context: JobContext) -> _Cause:
@@ -312,18 +367,18 @@ def _named(first: Claim, named: Sequence[int], same: list[Claim], context: JobCo
 
 def _failed_first(case: _Case) -> _Cause | None:
     """Its peers report which rank failed first; nothing is known from that rank itself."""
-    claims, context, lost = case
-    broken = [each for each in claims if each.kind in OF_OTHERS and not CATEGORIES[each.category].hits_all]
+    lost = case.pointed_at
+    broken = [each for each in case.of(*OF_OTHERS) if not CATEGORIES[each.category].hits_all]
     if lost is None or not broken:
         return None
     text = "failed first according to its peers; its own output does not say why"
     hint = f"check the output of rank {lost}, and the kernel log of its node"
-    return _Cause(broken[0].category, text, hint, "one_rank", ranks=[lost], node=context.node_of(lost))
+    return case.blame([lost], broken[0].category, text, hint, claims=())
 
 
 def _mismatch(case: _Case) -> _Cause | None:
     """Ranks waited for each other in different collectives, or in one of different sizes."""
-    claims, context, _ = case
+    claims = case.claims
     mismatch = find_mismatch([each.wait for each in claims if each.wait is not None])
     if mismatch is None or any(each.kind == FAILED for each in claims):
         return None
@@ -331,19 +386,59 @@ def _mismatch(case: _Case) -> _Cause | None:
     for rank, call in sorted(mismatch.calls.items()):
         by_call.setdefault(call, []).append(rank)
     odd = list(mismatch.odd)
-    nodes = context.nodes_of(odd)
     order = sorted(by_call, key=lambda call: by_call[call] != odd)
     calls = ", ".join(f"{call} on {name_ranks(by_call[call])}" for call in order)
-    category = "collective_desync"
-    return _Cause(
-        claims=_claims_of(odd, claims),
-        scope=_scope_of(odd) if odd else "not_in_text",
-        category=category,
-        headline=f"collective number {mismatch.number} is not the same on all ranks: {calls}",
-        hint=CATEGORIES[category].hint,
-        ranks=odd,
-        node=nodes.pop() if len(nodes) == 1 else None,
-    )
+    headline = f"collective number {mismatch.number} is not the same on all ranks: {calls}"
+    return case.blame(odd, "collective_desync", headline)
+
+
+def _absent(case: _Case) -> _Cause | None:
+    """A list of who came, or of who did not, names those for whom the others waited."""
+    waits = [each for each in case.of(WAITED, FAILED) if each.kind == WAITED or _is_wait(each)]
+    lists = [each for each in case.claims if each.shown.roster is not None]
+    roster = _joined([each.shown.roster for each in lists if each.shown.roster is not None])
+    if roster is None or not waits or any(each not in waits for each in case.of(FAILED)):
+        return None
+    absent = absent_of(roster, case.context.world_size or 0)
+    # That one rank waits for another accuses nobody: that one may wait, too.
+    is_pair = roster.is_of_one and len(lists) == 1 and lists[0].rank is not None
+    if not absent or is_pair or any(each.kind == WAITED and each.rank in absent for each in waits):
+        return None
+    category = next((each.category for each in waits if each.kind == WAITED), "hang_no_output")
+    said = [each.listed for each in lists if each.listed is not None]
+    return case.blame(sorted(absent), category, f"did not come, according to who did: {said[-1].text}", said=said)
+
+
+def _is_wait(claim: Claim) -> bool:
+    """Return whether an exception says only that others did not come."""
+    return claim.is_want or (claim.category in ("user_exception", "other") and bool(_TIMED_OUT.search(claim.headline)))
+
+
+def _joined(rosters: Sequence[Roster]) -> Roster | None:
+    """Return what the lists of several authors say together; None where they differ."""
+    lists = [each for each in rosters if each.is_list]
+    if not rosters or any(each[1:4] != lists[0][1:4] for each in lists):
+        return None
+    ranks = frozenset().union(*(each.ranks for each in rosters))
+    return lists[0] if lists else rosters[0]._replace(ranks=ranks, of=max(each.of for each in rosters))
+
+
+def _at_work(case: _Case) -> _Cause | None:
+    """The others gave up waiting while some were at work that was not done."""
+    claims, context, _ = case
+    waits = case.of(WAITED)
+    busy = [each for each in claims if each.shown.work and each.rank is not None and each.exit_code is None]
+    busy = [each for each in busy if each.kind in (DONE, STOPPED, TOLD)]
+    # Work that those who waited had begun as well tells nothing.
+    common = {shape(line) for each in waits if busy for line in begun_work(own_lines(each.shown.text))}
+    busy = [each for each in busy if shape(each.shown.work) not in common]
+    if not waits or not busy or len(busy) > len(waits) or case.of(FAILED) or context.hang is not None:
+        return None
+    others = name_ranks(_ranks_of(waits)) or "others"
+    headline = f"was at work while {others} waited until the time-out: {busy[0].shown.work}"
+    hint = "do such work before the process group is set up, or on all ranks, or raise the time-out of the group"
+    said = [EvidenceLine(each.node, each.rank, None, None, each.shown.work) for each in busy]
+    return case.blame(_ranks_of(busy), waits[0].category, headline, hint, said=said)
 
 
 def _missing_rank(case: _Case) -> _Cause | None:
@@ -357,24 +452,17 @@ def _missing_rank(case: _Case) -> _Cause | None:
     # A missing rank that we stopped has not failed, but its text may say why it was missing.
     failures = _asides(claims, missing["missing"])
     ranks = sorted(failures) or list(missing["missing"])
-    nodes = context.nodes_of(ranks)
     gave_up = not hang or any(each.category == "nccl_timeout_watchdog" for each in claims)
     category = "user_exception" if failures else "nccl_timeout_watchdog" if gave_up else "hang_no_output"
-    return _Cause(
-        claims=_claims_of(ranks, claims),
-        scope=_scope_of(ranks),
-        category=category,
-        headline="; ".join([*list(failures.values())[:1], _absence(missing)]),
-        hint=CATEGORIES[category].hint,
-        ranks=ranks,
-        node=nodes.pop() if len(nodes) == 1 else None,
-        missing=missing,
-    )
+    headline = "; ".join([*list(failures.values())[:1], _absence(missing)])
+    return case.blame(ranks, category, headline, missing=missing)
 
 
 def _asides(claims: Iterable[Claim], ranks: Sequence[int]) -> dict[int, str]:
     """Return which exception ended a thread, a task or a child of some of these ranks."""
-    return {each.rank: each.aside for each in _claims_of(ranks, claims) if each.rank is not None and each.aside}
+    return {
+        each.rank: each.shown.aside for each in _claims_of(ranks, claims) if each.rank is not None and each.shown.aside
+    }
 
 
 def _absence(missing: MissingRanks) -> str:
@@ -390,7 +478,7 @@ def _absence(missing: MissingRanks) -> str:
 
 
 def _scope_of(ranks: Sequence[int]) -> str:
-    return "one_rank" if len(ranks) == 1 else "several_or_all_ranks"
+    return "one_rank" if len(ranks) == 1 else "several_or_all_ranks" if ranks else "not_in_text"
 
 
 def _exited_early(case: _Case) -> _Cause | None:
@@ -406,29 +494,21 @@ def _exited_early(case: _Case) -> _Cause | None:
     if not left:
         return None
     ranks = _ranks_of(left)
-    nodes = {each.node for each in left}
     headline = f"left early: {left[0].headline} while {name_ranks(_ranks_of(broken))} still communicated"
-    return _Cause(
-        claims=left,
-        scope=_scope_of(ranks),
-        category="collective_desync",
-        headline="; ".join([headline, *list(_asides(claims, ranks).values())[:1]]),
-        hint="every rank must run the same number of steps and collectives: compare the amount of data per rank",
-        ranks=ranks,
-        node=left[0].node if len(nodes) == 1 else None,
-    )
+    headline = "; ".join([headline, *list(_asides(claims, ranks).values())[:1]])
+    hint = "every rank must run the same number of steps and collectives: compare the amount of data per rank"
+    return case.blame(ranks, "collective_desync", headline, hint)
 
 
 def _wrong_address(case: _Case) -> _Cause | None:
     """One rank tried to reach the store at an address where there is none."""
-    lost = [each for each in case.claims if each.address and each.rank is not None]
-    waited = [each for each in case.of(WAITED) if each.category == "rendezvous_timeout" and not each.address]
+    lost = [each for each in case.claims if each.shown.address and each.rank is not None]
+    waited = [each for each in case.of(WAITED) if each.category == "rendezvous_timeout" and not each.shown.address]
     if len(lost) != 1 or len(waited) < 2:
         return None
-    headline = f"could not reach a store at ({lost[0].address}); the other ranks waited in another one"
+    headline = f"could not reach a store at ({lost[0].shown.address}); the other ranks waited in another one"
     hint = "compare its MASTER_ADDR, MASTER_PORT and route with those of the other ranks"
-    ranks = _ranks_of(lost)
-    return _Cause("rendezvous_timeout", headline, hint, "one_rank", claims=lost, ranks=ranks, node=lost[0].node)
+    return case.blame(_ranks_of(lost), "rendezvous_timeout", headline, hint)
 
 
 def _larger_world(case: _Case) -> _Cause | None:
@@ -516,7 +596,7 @@ def _time(cause: _Cause, claims: list[Claim], context: JobContext) -> int | None
 
 def _evidence(cause: _Cause, claims: list[Claim]) -> tuple[EvidenceLine, ...]:
     """Return the lines of the cause, then one line for each other category of failure."""
-    own = dict.fromkeys(line for each in cause.claims for line in each.evidence)
+    own = dict.fromkeys([*cause.said, *(line for each in cause.claims for line in each.evidence)])
     lines = list(own)[: MAX_EVIDENCE // 2]
     seen = {each.category for each in cause.claims}
     for each in claims:
@@ -568,18 +648,28 @@ def _odd_one_out(first: Claim, claims: Sequence[Claim], ranks: Sequence[int], co
     agrees = all(each.others[0] == most or each.rank == most for each in reports)
     if most is not None and votes[most] > 1 and agrees and (itself is None or itself.of(DIFFER)):
         return most
-    # All of them waited for one rank, which did not fail itself.
-    waits = [each for each in claims if each.of(AWAITED) and each.kind == FAILED]
-    awaited = {rank for each in waits for rank in each.others}
-    failed = {each.rank for each in claims if each.kind in (FAILED, ENDED)}
-    if first.of(AWAITED) and len(waits) > 1 and len(awaited) == 1 and not awaited & failed:
-        return first.others[0]
     everyone = {rank for own in context.ranks_per_node.values() for rank in own} | set(range(context.world_size or 0))
     if len(ranks) > 1 and first.of(BASE) and everyone.union(range(max(ranks) + 1)) == {*ranks, *first.others}:
         return first.others[0]
+    if first.category == "collective_desync" and (odd := _other_size(claims)) is not None:
+        return odd
     # All of them received the tensor from the one rank that reports nothing.
     others = {rank for own in context.ranks_per_node.values() for rank in own} - set(ranks)
     return others.pop() if _is_wrong_size(first) and len(ranks) > 1 and len(others) == 1 else None
+
+
+def _other_size(claims: Iterable[Claim]) -> int | None:
+    """Return the only rank that prints another size than all others do in the same line."""
+    by_line: dict[str, dict[int, str]] = {}
+    for each in claims:
+        for line in own_lines(each.shown.text) if each.rank is not None else ():
+            if (size := _SIZE.search(line)) is not None:
+                by_line.setdefault(shape(_SIZE.sub("", line)), {})[each.rank or 0] = size.group()
+    for sizes in by_line.values():
+        most, count = Counter(sizes.values()).most_common(1)[0]
+        if count == len(sizes) - 1 > 1:
+            return next(rank for rank, size in sizes.items() if size != most)
+    return None
 
 
 def _is_wrong_size(claim: Claim) -> bool:
@@ -602,12 +692,24 @@ def _fails_alike(first: Claim, other: Claim) -> bool:
         same = first.category == other.category
     short, long = sorted((first.headline, other.headline), key=len)
     cut_off = first.place == other.place != "" and len(short) > _CUT_OFF and long.startswith(short)
-    return same or cut_off or _share_a_path(first.headline, other.headline)
+    end, whole = sorted((first.traceback or "", other.traceback or ""), key=len)
+    headless = not end.startswith(HEAD) and end.count("\n") > 1 and whole.endswith(end)
+    return same or cut_off or headless or _share_a_path(first, other) or _share_a_file(first, other)
 
 
-def _share_a_path(first: str, other: str) -> bool:
-    """Return whether two texts name the same file, or one names a file in the folder that the other names."""
-    paths, others = (set(_PATH.findall(text)) for text in (first, other))
+def _share_a_file(first: Claim, other: Claim) -> bool:
+    """Return whether two ranks failed at files in one function, each at another step of what both do there."""
+    places = {re.sub(r":\d+", "", each.place) for each in (first, other)}
+    return len(places) == 1 and "" not in places and all(_OF_FILES.search(each.headline) for each in (first, other))
+
+
+def _share_a_path(first: Claim, other: Claim) -> bool:
+    """Return whether two failures name the same file, or one names a file in the folder that the other names.
+
+    The exception may name it, or the line of code that raised it.
+    """
+    texts = (f"{each.headline}\n{_FRAME_LINE.sub('', each.traceback or '')}" for each in (first, other))
+    paths, others = (set(_PATH.findall(text)) for text in texts)
     return any(f"{one}/".startswith(f"{two}/") or f"{two}/".startswith(f"{one}/") for one in paths for two in others)
 
 
@@ -692,7 +794,10 @@ def _why(rule: str, cause: _Cause, claims: Sequence[Claim]) -> tuple[str, ...]:
             is_cause, of_others = each in of_cause, each.kind in OF_OTHERS
             groups.setdefault((is_cause, each.kind, each.category if of_others else each.shape), []).append(each)
     lines = [_claim_line(alike) for alike in list(groups.values())[: _MAX_CLAIMS - 1]]
-    return (*lines, f"so: {rule}") if rule else tuple(lines)
+    said = [
+        f"{name_ranks([each.rank]) if each.rank is not None else 'some process'}: {each.text}" for each in cause.said
+    ]
+    return (*said, *lines, f"so: {rule}") if rule else tuple(lines)
 
 
 def _claim_line(alike: Sequence[Claim]) -> str:
@@ -710,8 +815,10 @@ def _claim_line(alike: Sequence[Claim]) -> str:
 RULES: tuple[tuple[str, Callable[[_Case], _Cause | None]], ...] = (
     ("a node was lost, and no rank of another node had failed by itself before", _node_lost),
     ("gloo looked for a rank of another host at a loopback address", _loopback),
+    ("a list of who came names those for whom the others waited", _absent),
     ("the first that failed by itself, and all that failed alike, or those whom it accuses", _own_failure),
     ("the ranks waited for each other in different collectives", _mismatch),
+    ("one was at work while the others gave up waiting", _at_work),
     ("some never came to the collective in which the others gave up", _missing_rank),
     ("some left before the others lost them", _exited_early),
     ("only one looked for the store where there is none", _wrong_address),

@@ -16,6 +16,7 @@ from remote_agent.diagnose.categories import CATEGORIES
 from remote_agent.diagnose.evidence import JobContext, RankEvidence
 from remote_agent.diagnose.last_words import OTHER_FILE, is_progress
 from remote_agent.diagnose.nccl import NcclText
+from remote_agent.diagnose.rosters import read_roster
 from remote_agent.diagnose.signatures.launcher import KILLS_ITSELF
 from remote_agent.diagnose.tracebacks import HEAD, read_error_document
 from remote_agent.diagnose.verdict import verdict
@@ -24,7 +25,7 @@ from supervisor.postmortem.files import LeaveOut, RunFile, find
 from supervisor.postmortem.flights import FlightRecords
 from supervisor.postmortem.journal import Generation, RankRecord, read_journal
 from supervisor.postmortem.lines import FileLine, Times
-from supervisor.postmortem.ranks import of_one_rank, split_ranks
+from supervisor.postmortem.ranks import CONTINUES, OF_PROCESS, of_one_rank, split_ranks
 from supervisor.postmortem.reading import Progress, read_all
 
 if TYPE_CHECKING:
@@ -35,11 +36,6 @@ if TYPE_CHECKING:
 ERROR_BYTES = 64 << 20
 # Files outside of any run's directory have this group and generation.
 LOOSE = ("", 0)
-# When a task has failed, srun ends the others: what Slurm prints about that is not the cause.
-_SRUN_TERMINATES = re.compile(r"^srun: (?:Force )?Terminat(?:ing|ed) (?:StepId|job step)")
-# Tasks that were terminated by others are reported alike.
-_TASK_DIED = re.compile(r"^srun: error: \S+: tasks? [\d,-]+: (?!Terminated|Exited with exit code 143)")
-_STEP_CANCELLED = re.compile(r"\*\*\* STEP \S+ ON \S+ CANCELLED AT \S+ \*\*\*")
 # A server kills itself: what the shell prints about that is not the cause.
 _SHELL_REPORT = re.compile(r"(?:^|: +\d+ )Killed\b")
 # This separates the lines of two files: it ends a message, and a truncated traceback.
@@ -54,21 +50,19 @@ _MEETINGS = re.compile(
     r"|global_rank",
     re.IGNORECASE,
 )
-# In such a line, a rank says that it is there or waits, and of how many ranks it is one.
-_PRESENT = re.compile(
-    r"for rank: (?P<waits>\d+), .*\bworld_size=(?P<of>\d+)|GLOBAL_RANK: (?P<is>\d+), MEMBER: \d+/(?P<of2>\d+)"
-)
-# The first matches a line that names the process of a rank, the second a kernel's line about a process.
+# A line that names the process of a rank.
 _PROCESS_OF = re.compile(
     r"\b[Rr]ank (?P<rank>\d+),? pid[ =:]{1,2}(?P<pid>\d+)\b|\(PID:(?P<pid2>\d+),.* RankID:(?P<rank2>\d+)\)"
-    r"|^\s*exitcode\s*: -?\d+ \(pid: (?P<pid3>\d+)\)"
-)
-_OF_PROCESS = re.compile(
-    r"Killed process (\d+)\b|\btask [^\s:]+:(\d+) blocked for|\[PID: (\d+)\]|NVRM: Xid .* pid=(\d+)"
+    r"|^\s*exitcode\s*: -?\d+ \(pid: (?P<pid3>\d+)\)|:(?P<pid4>\d+):\d+ \[\d+\] [NR]CCL .*\brank (?P<rank4>\d+) nranks"
+    r"|\(\w+\(rank=(?P<rank5>\d+)\) pid=(?P<pid5>\d+)"
 )
 _UNCAUGHT = re.compile(r"Traceback \(most recent call last\)|Fatal Python error|terminate called")
-# Half-precision training sometimes reduces the scale of the loss, which is harmless if this many good steps follow.
-_SKIPPED = re.compile(r"OVERFLOW! Rank \d+ Skipping step|\b(?:[Ll]oss|grad[_ ]norm)['\"]?[:=]? ?(?:nan|NaN)\b")
+# Half-precision training sometimes reduces the scale of the loss, which is harmless if this many good steps follow, and
+# in the first steps, in which it looks for that scale.
+_OVERFLOW = re.compile(r"OVERFLOW! Rank \d+ Skipping step")
+_STEP_NUMBER = re.compile(r"\b(?:step|iter(?:ation)?)\b\W{0,12}(\d{1,9})|\b(\d{1,9})/\d+ \[", re.IGNORECASE)
+_FIRST_STEPS, _FEW = 100, 3
+_SKIPPED = re.compile(rf"{_OVERFLOW.pattern}|\b(?:[Ll]oss|grad[_ ]norm)['\"]?[:=]? ?(?:nan|NaN)\b")
 _GOOD_STEPS = 10
 # This many steps show that a process continued if they were certainly printed after the failure. If stdout and stderr
 # go to one file, Python may write buffered steps after the traceback that ended the process.
@@ -240,22 +234,32 @@ def _join_loose(runs: dict[tuple[str, int], Generation]) -> None:
 def _give_to_ranks(run: Generation) -> None:
     """Give each rank the lines of no rank that name its process, where the texts say which that is."""
     unowned = run.ranks.get(None)
-    if unowned is None or not any(_OF_PROCESS.search(line.text) for _, line in unowned.lines):
+    if unowned is None or not any(OF_PROCESS.search(line.text) for _, line in unowned.lines):
         return
     said = (
-        (number, match)
+        (number, match.groupdict())
         for number, each in run.ranks.items()
         for _, line in each.lines
         if (match := _PROCESS_OF.search(line.text))
     )
     ranks: dict[str, int | None] = {}
-    for number, match in said:
-        pid, rank = match["pid"] or match["pid2"] or match["pid3"], match["rank"] or match["rank2"]
-        ranks[pid] = number if rank is None else read_number(rank)
+    for number, groups in said:
+        pid, rank = (
+            next((text for key, text in groups.items() if text and key[:3] == name), None) for name in ("pid", "ran")
+        )
+        owner = number if rank is None else read_number(rank)
+        # Processes of different hosts may have the same number.
+        ranks[pid or ""] = owner if ranks.get(pid or "", owner) == owner else None
     left = []
+    quoted: int | None = None
     for name, line in unowned.lines:
-        about = _OF_PROCESS.search(line.text)
-        rank = None if about is None else ranks.get(next(filter(None, about.groups())))
+        about = OF_PROCESS.search(line.text)
+        if about is not None:
+            rank = ranks.get(next(filter(None, about.groups())))
+            # Ray quotes the traceback of a worker below its name.
+            quoted = rank if "ray::" in about.group() else None
+        else:
+            rank = quoted = quoted if CONTINUES.match(line.text) else None
         if rank is None:
             left.append((name, line))
         else:
@@ -270,7 +274,7 @@ def _generation(runs: dict[tuple[str, int], Generation], file: RunFile) -> Gener
 def _add_lines(file: RunFile, lines: list[FileLine], run: Generation, nccl: NcclText) -> None:
     for line in lines:
         nccl.feed(line.text)
-    lines = without_recovered(_without_server_kill(_without_srun_cancel(lines)))
+    lines = without_recovered(_without_server_kill(lines))
     name = str(file.path)
     if file.rank is not None:
         run.rank(file.rank).lines += [(name, line) for line in of_one_rank(lines)]
@@ -286,17 +290,6 @@ def _add_lines(file: RunFile, lines: list[FileLine], run: Generation, nccl: Nccl
         # The lines of no rank may be of several nodes.
         rank.node = rank.node or (rank_lines.node if rank_lines.rank is not None else None)
         rank.lines += [(name, line) for line in rank_lines.lines]
-
-
-def _without_srun_cancel(lines: list[FileLine]) -> list[FileLine]:
-    """Return the lines without the cancellation of a step that srun cancelled because one of its tasks had died."""
-    cancelled = {line.number for line in lines if _STEP_CANCELLED.search(line.text)}
-    died = next((line.number for line in lines if _TASK_DIED.match(line.text)), None)
-    if not cancelled or died is None:
-        return lines
-    if not any(_SRUN_TERMINATES.match(line.text) for line in lines):
-        cancelled = {number for number in cancelled if number > died}
-    return [line for line in lines if line.number not in cancelled]
 
 
 def _without_server_kill(lines: list[FileLine]) -> list[FileLine]:
@@ -386,19 +379,14 @@ def _is_empty(incident: Incident) -> bool:
 
 def _hang(incident: Incident, texts: Sequence[str]) -> Incident:
     """Return the verdict of a text that ends without a failure before the first step."""
-    present = [match for text in texts if (match := _PRESENT.search(text))]
-    ranks = [read_number(match["waits"] or match["is"]) for match in present]
-    absent = sorted(
-        set(range(max((read_number(match["of"] or match["of2"]) for match in present), default=0))) - {*ranks}
-    )
-    # A rank repeats that it waits; it says once that it is there.
-    twice = sorted({rank for rank in ranks if sum(match["is"] == str(rank) for match in present) > 1})
+    roster = read_roster("\n".join(texts))
+    absent = sorted(set(range(roster.of)) - roster.ranks) if roster is not None else []
     met = dataclasses.replace(incident, category="rendezvous_timeout", hint=CATEGORIES["rendezvous_timeout"].hint)
-    if twice and absent:
-        said = f"{name_ranks(twice)} of {len({*ranks, *absent})} were started twice, and {name_ranks(absent)} never"
+    if roster is not None and roster.twice and absent:
+        said = f"{name_ranks(sorted(roster.twice))} of {roster.of} were started twice, and {name_ranks(absent)} never"
         return dataclasses.replace(met, summary=said, hint="give each node its own node rank (--node-rank, NODE_RANK)")
-    if len(absent) == 1 and len({*ranks}) > 1:
-        said = f"rank {absent[0]} never came: all other {len({*ranks})} ranks say that they are there or wait"
+    if roster is not None and len(absent) == 1 and len(roster.ranks) > 1:
+        said = f"rank {absent[0]} never came: all other {len(roster.ranks)} ranks say that they are there or wait"
         return dataclasses.replace(met, scope="one_rank", culprit_ranks=(absent[0],), summary=said)
     return dataclasses.replace(
         incident,
@@ -472,6 +460,11 @@ def _is_logged(lines: Sequence[FileLine], proof: EvidenceLine) -> bool:
 
 def without_recovered(lines: list[FileLine]) -> list[FileLine]:
     """Return the lines without skipped steps that training recovered from: a later failure has another cause."""
+    skipped = [index for index, line in enumerate(lines) if _OVERFLOW.search(line.text)]
+    numbers = (match for line in lines[: skipped[-1]] if (match := _STEP_NUMBER.search(line.text))) if skipped else ()
+    reached = max((read_number(match[1] or match[2]) for match in numbers), default=0)
+    if skipped and (len(skipped) < _FEW or reached < _FIRST_STEPS):
+        lines = [line for line in lines if not _OVERFLOW.search(line.text)]
     good = 0
     for line in lines:
         good = 0 if _SKIPPED.search(line.text) else good + is_progress(line.text)

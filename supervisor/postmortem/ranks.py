@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from remote_agent.diagnose.hang.watchdogs import gave_up
-from remote_agent.diagnose.signatures.launcher import WORKER_DIED
+from remote_agent.diagnose.signatures.launcher import KILLERS, WORKER_DIED
 from remote_agent.diagnose.tracebacks import HEAD, LINKS, find_traces
 from remote_agent.text.names import read_number
 from supervisor.postmortem.lines import FileLine, untorn, without_collector, without_json, without_prefixes
@@ -102,6 +102,7 @@ _LOGGED = re.compile(r"\bERROR\b")
 _RAISED = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit))\b(?::.*|$)")
 _BLAMES = re.compile(
     r"failed \(exitcode: (?!-15\b)-?\d+\) local_rank: |Child process with PID \d+ terminated with code (?!-15\b)"
+    r"|^srun: error: \S+: tasks? [\d,-]+: Exited with exit code (?!143\b)"
 )
 _SPAWN = re.compile(
     r"[Pp]rocess (?<!\w.{8})(?P<rank>\d+) (?:terminated with (?:signal|exit code)|exit with status code) "
@@ -118,9 +119,16 @@ _BANNER = re.compile(
     r"^(?:\s*rank\s*: (?=\d+ \(local_rank: )|\s*Process name: (?:\[\S+,)?(?=\d+\]?$)|= +RANK (?=\d+ PID ))(?P<rank>\d+)"
 )
 _BANNER_REST = re.compile(r"^\s*(?:exitcode|error_file|traceback|Exit code)\s*: |^= +(?:EXIT CODE|KILLED BY SIGNAL): ")
-_CONTINUES = re.compile(
+CONTINUES = re.compile(
     r"^\s|^$|^> File|^Traceback |^\w[\w.]*(?:Error|Exception|Interrupt)\b|^Exception raised from|^frame #\d+"
 )
+# A line about a process: of the kernel, of a library that caught a signal, of Ray.
+OF_PROCESS = re.compile(
+    r"^\[[\w.-]+:0*(\d+)(?: :\d+:\d+)?\] (?:\*\*\*|Signal: |Caught signal)|\bray::\S+ \(pid=(\d+)"
+    r"|Killed process (\d+)\b|\btask [^\s:]+:(\d+) blocked for|\[PID: (\d+)\]|NVRM: Xid .* pid=(\d+)"
+)
+# No rank wrote these.
+_OF_OTHERS = re.compile(f"{OF_PROCESS.pattern}|{KILLERS.pattern}")
 _HOST = re.compile(
     # kubectl puts [pod/NAME/CONTAINER] there. The last two are of launchers that print the rank behind the host, and of
     # stern, which prints the container.
@@ -137,6 +145,8 @@ _PREFIXED_SHARE = 0.6
 _SRUN_LINES = ("srun: ", "slurmstepd: ")
 _SRUN_SAYS = re.compile(r"^srun: error: (?P<node>[\w.-]+): task (?P<rank>\d+): ")
 _SRUN_KILLED = re.compile(r"^srun: error: (?P<node>[\w.-]+): task (?P<rank>\d+): (?!Exited)")
+_SRUN_STARTS = re.compile(r"\bsrun\b.*\bpython")
+_SRUN_EXITED = re.compile(r"^srun: error: [\w.-]+: tasks? (?P<tasks>[\d,-]+): Exited with exit code")
 _SRUN_SEVERAL = re.compile(r"^srun: error: [\w.-]+: tasks \d+[-,]")
 # Where these start the ranks, a task of Slurm is not one rank.
 _LAUNCHES = re.compile(r"torch[./]distributed[./](?:elastic|launcher|run)\b|torchrun|deepspeed|accelerate")
@@ -166,11 +176,13 @@ def split_ranks(lines: Sequence[FileLine]) -> list[RankLines]:
     reader = _Reader(lines)
     heads = _banner_heads(lines) | _pods(lines)
     for index, line in enumerate(lines):
-        rank, node, text = heads[index] if index in heads else reader.owner(line.text)
-        own = by_rank.setdefault(rank, RankLines(rank))
-        own.node = own.node or node
-        own.lines.append(FileLine(line.number, text, node))
-        own.blamed = own.blamed or (rank is not None and _BLAMES.search(line.text) is not None)
+        owner, node, text = heads[index] if index in heads else reader.owner(line.text)
+        owners: Sequence[int | None] = reader.tasks_in(line.text) or [owner]
+        for rank in owners:
+            own = by_rank.setdefault(rank, RankLines(rank))
+            own.node = own.node or node
+            own.lines.append(FileLine(line.number, text, node))
+            own.blamed = own.blamed or (rank is not None and _BLAMES.search(line.text) is not None)
     for own in by_rank.values():
         # What each host wrote stays in one piece.
         by_node: dict[str | None, list[FileLine]] = {}
@@ -187,8 +199,8 @@ def _give_untagged(by_rank: dict[int | None, RankLines], world: int) -> None:
     """Give the lines without a tag to the ranks that wrote them, if that can be told.
 
     If as many processes as there are raised exceptions of one class, each rank has raised one. If only one did, it is
-    the only rank that the launcher reports as failed; not where that rank's own watchdog shows why it ended, nor where
-    another one ended with the same code in the same second.
+    the only rank that the launcher reports as failed, or all that it reports alike; not where a rank's own watchdog
+    shows why it ended.
     """
     if None not in by_rank:
         return
@@ -208,12 +220,27 @@ def _give_untagged(by_rank: dict[int | None, RankLines], world: int) -> None:
                 own = by_rank.setdefault(rank, RankLines(rank))
                 own.lines = written[head : first + 1] + own.lines
             by_rank[None].lines = [line for line in untagged if line.number < written[head].number]
-    elif len(blamed) == 1 and not gave_up("\n".join(line.text for line in blamed[0].lines)):
-        ends = [[match[1] for line in own.lines if (match := _SUMMARY.match(line.text))] for own in ranks]
-        own_end = ends[ranks.index(blamed[0])]
-        if not own_end or ends.count(own_end) == 1:
-            blamed[0].lines += written
-            by_rank[None].lines = [line for line in untagged if line.number in launcher]
+        return
+    authors = _authors(ranks, blamed, len(raised))
+    if authors and not any(gave_up("\n".join(line.text for line in own.lines)) for own in authors):
+        written = [line for line in written if not _OF_OTHERS.search(line.text)]
+        for own in authors:
+            own.lines += written
+        numbers = {line.number for line in written}
+        by_rank[None].lines = [line for line in untagged if line.number not in numbers]
+
+
+def _authors(ranks: Sequence[RankLines], blamed: Sequence[RankLines], raised: int) -> Sequence[RankLines]:
+    """Return the ranks that wrote the untagged lines: the blamed one, with those that have its code in its second.
+
+    Of several, only those that say nothing else, and only if the lines have a single exception: then it is of them all.
+    """
+    ends = [[match[1] for line in own.lines if (match := _SUMMARY.match(line.text))] for own in ranks]
+    first = ends[ranks.index(blamed[0])] if blamed else []
+    alike = [own for own, end in zip(ranks, ends, strict=True) if first and end == first]
+    authors = blamed if len(blamed) > 1 or not alike else alike
+    silent = not any(HEAD in line.text or _RAISED.match(line.text) for own in authors for line in own.lines)
+    return authors if len(authors) == 1 or (raised == 1 and silent) else []
 
 
 def _ends_process(lines: Sequence[FileLine], index: int) -> bool:
@@ -258,6 +285,8 @@ class _Reader:
         several = any(_SRUN_SEVERAL.match(line.text) for line in lines)
         launches = any(_LAUNCHES.search(line.text) for line in lines)
         self._tasks = several and not launches
+        # Where srun starts Python itself, each of its tasks is a rank.
+        self._are_ranks = not launches and any(_SRUN_STARTS.search(line.text) for line in lines)
         self._tasks_of: dict[str, str | None] = {}
         if launches and self._srun:
             rows = (match for line in lines if (match := _SRUN_SAYS.match(line.text)))
@@ -271,6 +300,12 @@ class _Reader:
         self._record: tuple[int | None, str | None] = (None, None)
         self._banner: int | None = None
         self._section: int | None = None
+
+    def tasks_in(self, text: str) -> list[int]:
+        """Return the ranks that ended as this line of srun says; none where its tasks may be launchers."""
+        row = _SRUN_EXITED.match(text) if self._are_ranks else None
+        spans = re.findall(r"(\d+)(?:-(\d+))?", row["tasks"]) if row is not None else []
+        return [rank for low, high in spans for rank in range(read_number(low), read_number(high or low) + 1)]
 
     def owner(self, text: str) -> tuple[int | None, str | None, str]:
         """Return rank and node of a line, and its text without the tag of every line."""
@@ -319,7 +354,7 @@ class _Reader:
         reported = self._launcher(text, host)
         if reported is not None:
             return reported
-        if self._record[0] is not None and _CONTINUES.match(text):
+        if self._record[0] is not None and CONTINUES.match(text):
             return self._record
         self._record = (None, None)
         return None, None

@@ -146,7 +146,7 @@ def test_a_story(story: Story) -> None:
 
 @pytest.mark.parametrize(
     "case",
-    [case for name in ("field_cases", "log_cases", "claims") for case in read_cases(f"{name}.txt")],
+    [case for name in ("field_cases", "log_cases", "claims", "who") for case in read_cases(f"{name}.txt")],
     ids=lambda case: case.fields[0],
 )
 def test_a_failure_of_the_field(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,15 @@ COLLECTIVES = (
         hint="another rank called this collective with another size; TORCH_DISTRIBUTED_DEBUG=DETAIL names it",
     ),
     failed("collective_desync", r"Mismatched collective detected.*around rank (?P<peer>\d+)"),
-    waited("hang_no_output", "there are other ranks that didn't finish"),
+    waited(
+        "hang_no_output",
+        *(
+            "there are other ranks that didn't finish",
+            "[Nn]o progress (?:on|of|in|for)",
+            "[Nn]o heartbeats? from (?:one|some)",
+            "[Ss]till waiting after",
+        ),
+    ),
     failed(
         "collective_desync",
         r"Ranks? (?P<rank>\d+(?:, \d+)*) failed to pass monitoredBarrier",
@@ -51,7 +59,7 @@ RENDEZVOUS = (
     waited(
         "rendezvous_timeout",
         r"/\d+ clients joined",
-        r"Timed out after \d+ seconds waiting for clients",
+        *(r"Timed out after \d+ seconds waiting for clients", "Barrier timed out"),
         "initializing process group in store based barrier",
     ),
     waited(

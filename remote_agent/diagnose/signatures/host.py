@@ -17,7 +17,7 @@ MEMORY = (
         "Exceeded (?:job|step) memory limit",
         r"exceeded memory limit \(",
         "TERM_MEMLIMIT",
-        *(r"\bOOMKilled\b", "low on resource: memory"),
+        *(r"\bOOMKilled\b(?!\W{1,4}[Ff]alse)", "low on resource: memory"),
         # Ray names the node and, of a group of workers, the number.
         r"node running low on memory(?:[\s\S]{0,200}?, name=\w+_\d+:(?P<rank>\d+), )?",
         *("invoked oom-killer", r"oomd?\[\d+\]: (?:Killed|sending SIG)"),
@@ -25,7 +25,8 @@ MEMORY = (
     ),
     killed_by(
         *("SIGKILL", "Killed", "host_oom_kill", r"Killed(?m:(?<=^Killed)$)", r"tasks? [\d,-]+: Killed\b"),
-        title="killed by SIGKILL, most often because the host ran out of memory",
+        title="killed by SIGKILL from outside: the text does not tell by whom, most often it is the host's OOM killer",
+        vague=True,
     ),
     failed(
         "host_oom_kill",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from remote_agent.diagnose.signatures.signature import WRONG_SIZE, ended, failed, lost, waited
 
 # How lines of other libraries for collectives can be told: of Huawei, Intel, Amazon; UCX; MPI.
-_OTHERS = (*(r"H(?:CCL|ccl)", r"E[IJ]0\d{3}: ", r"ERR0\d{4} DIST", "oneCCL", "CCL_ERROR", "NRT_", "UCX", r"MPI_"),)
+_OTHERS = (*(r"H(?:CCL|ccl)", r"E[A-Z]\d{4}: ", r"ERR0\d{4} DIST", "oneCCL", "CCL_ERROR", "NRT_", "UCX", r"MPI_"),)
 # What all of them say, whatever the rest of the line.
 _TIMES_OUT = r"[Tt]im(?:ed?|es|ing) ?-?out|TIMEOUT|exceeded \d+ ?s"
 _NETWORK = r"[Rr]etr(?:y|ies) [\w ]{0,20}exceeded|RETRY_EXC|[Uu]nreachable|ATL_STATUS_FAILURE|No route"
@@ -42,7 +42,7 @@ ERRORS = (
     ),
     failed(
         "collective_desync",
-        r"Message truncated : received \d+ bytes instead of",
+        r"[Mm]essage truncated",
         title=WRONG_SIZE,
         hint="another rank called this collective with another size; TORCH_DISTRIBUTED_DEBUG=DETAIL names it",
     ),
@@ -72,14 +72,21 @@ ERRORS = (
         "nccl_network",
         "IBV_WC_RETRY_EXC_ERR",
         r"Got completion (?:from peer|with error)[\s\S]{0,200}?(?:error |status=(?:\w+\()?)(?:12|4)\b",
+        vague=True,
     ),
     failed(
         "nccl_network",
         "Bootstrap : no socket interface found",
-        r"NCCL WARN Call to \w+ .*failed ?: (?:Connection timed out|No route|Connection refused|Network is unreach)",
         "NCCL WARN NET/IB.*Got async event ?: (?:port error|device fatal)",
+        # The kernel and the drivers of network adapters.
+        r"[Ll]ink (?:is |went |becomes )?(?:[Dd]own|DOWN|not ready)\b",
+    ),
+    failed(
+        "nccl_network",
+        r"NCCL WARN Call to \w+ .*failed ?: (?:Connection timed out|No route|Connection refused|Network is unreach)",
         r"socketPollConnect: connect[^\n]*(?:refused|No route|timed out)",
         r"Connect to \S+ failed ?: (?:Connection refused|No route|Connection timed out)",
+        vague=True,
     ),
     waited("nccl_timeout_watchdog", *(rf"{each}[^\n]*(?:{_TIMES_OUT})" for each in (*_OTHERS, "NPU function error"))),
     failed("cuda_error", r"NPU function error: (?!\w*Timeout)"),

@@ -10,6 +10,7 @@ import functools
 import re
 import signal as signals
 from collections.abc import Iterable
+from typing import Any
 
 from remote_agent.diagnose.claims import AWAITED, BASE, DIFFER, ENDED, FAILED, LOST, TOLD, WAITED
 from remote_agent.text.names import read_number
@@ -35,6 +36,8 @@ class Signature:
     hint: str = ""
     weak: bool = False
     """True where it counts only if nothing is more specific."""
+    vague: bool = False
+    """True where any other cause says more: a way between two hosts, of which either may be broken, or a mere kill."""
     signal: str = ""
     """The signal that ended the process, according to the text."""
 
@@ -51,7 +54,7 @@ class Signature:
     @property
     def order(self) -> int:
         """The place among signatures that match one text: causes come first, the mere end of a process last."""
-        return 3 if self.kind == ENDED else 2 if self.kind != FAILED else int(self.weak)
+        return 3 if self.kind == ENDED else 2 if self.kind != FAILED else int(self.weak or self.vague)
 
     def others_in(self, text: str) -> tuple[str, tuple[int, ...]]:
         """Return what a text says of other ranks, and of which."""
@@ -65,9 +68,9 @@ class Signature:
         return (DIFFER if self.kind == FAILED else AWAITED, (read_number(peer),)) if peer else ("", ())
 
 
-def _signature(kind: str, category: str, *texts: str, title: str = "", hint: str = "", weak: bool = False) -> Signature:
+def _signature(kind: str, category: str, *texts: str, **more: Any) -> Signature:
     """Return the signature of expressions that all mean the same."""
-    return Signature(category, kind, texts, title, hint, weak)
+    return Signature(category, kind, texts, **more)
 
 
 failed = functools.partial(_signature, FAILED)
@@ -78,9 +81,9 @@ told = functools.partial(_signature, TOLD)
 ended = functools.partial(_signature, ENDED)
 
 
-def killed_by(signal: str, word: str, category: str, *also: str, kind: str = FAILED, title: str = "") -> Signature:
+def killed_by(signal: str, word: str, category: str, *also: str, kind: str = FAILED, **more: Any) -> Signature:
     """Return the signature of a process that a signal ended, as launchers, shells and Python print it, or `also`."""
-    return Signature(category, kind, (*_printed_for(signal, word), *also), title, signal=signal)
+    return Signature(category, kind, (*_printed_for(signal, word), *also), signal=signal, **more)
 
 
 def _printed_for(name: str, word: str) -> tuple[str, ...]:
@@ -89,7 +92,7 @@ def _printed_for(name: str, word: str) -> tuple[str, ...]:
     codes = "|".join([f"-{number}", str(128 + number), *([str(256 - number)] if number > 2 else [])])
     return (
         rf"[Ss](?:ignal|IGNAL)s?:? ?\.?(?:{number}\b|{name}\b|{word} \()",
-        rf"{name} received at ",
+        rf"{name} received (?:at|by) ",
         rf"[Ee]xit(?:ed|s)?(?: with)?(?: exit| return)?(?: status)?(?: ?code)?\s*[ :=]+(?:{codes})\b",
         rf"line \d+: +\d+ {word}\b",
         rf"Fatal Python error: {word}",
