@@ -17,7 +17,7 @@ MEMORY = (
         "Exceeded (?:job|step) memory limit",
         r"exceeded memory limit \(",
         "TERM_MEMLIMIT",
-        *(r"\bOOMKilled\b(?!\W{1,4}[Ff]alse)", "low on resource: memory"),
+        *(r"\bOOMKilled\b(?!\W{1,4}(?i:false))", "low on resource: memory"),
         # Ray names the node and, of a group of workers, the number.
         r"node running low on memory(?:[\s\S]{0,200}?, name=\w+_\d+:(?P<rank>\d+), )?",
         *("invoked oom-killer", r"oomd?\[\d+\]: (?:Killed|sending SIG)"),

@@ -19,7 +19,7 @@ _TYPED = ("kill", "pkill", "killall", "scancel", "docker", "podman")
 _OTHERS = (
     *("srun: interrupt", "sending Ctrl-C to", r"Forwarding signal \d+ to job", "[Uu]sing the force"),
     *(rf"{word}(?<={prompt} {word}) (?!ps|logs|run|exec)\S" for word in _TYPED for prompt in ("[$#]", "sudo")),
-    *(r"failed (?:its |the )?\w+ probe", "longer than specified deadline", r"OOMKilled\W{1,4}[Ff]alse"),
+    *(r"failed (?:its |the )?\w+ probe", "longer than specified deadline", r"OOMKilled\W{1,4}(?i:false)"),
     *(
         r"TERM_(?:OWNER|ADMIN|FORCE_ADMIN|FORCE_OWNER|PREEMPT)\b",
         "TaintManagerEviction",
