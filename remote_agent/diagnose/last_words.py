@@ -75,8 +75,8 @@ _PART = re.compile(
     r"|(?<![\w.])(?P<percent>\d{1,2}(?:\.\d+)?) ?%"
 )
 _WORK = re.compile(
-    r"\b(?:(?:down|up|re)?load|copy|tokeni[sz]|sav|writ|compil|extract|unpack|stag|pack|prepar|process|cach|index|fetch"
-    r"|merg|convert|shuffl|build|sync|filter|map|decompress|upload|preprocess|encod|flush)(?:p|t)?ing\b|\bMap\b",
+    r"\b(?:(?:down|up|re)?load|copy|tokeni[sz]|sav|writ|compil|extract|unpack|stag|pack|prepar|process|index|fetch"
+    r"|merg|convert|shuffl|build|sync|filter|map|decompress|upload|preprocess|encod|flush)(?:p|t)?ing\b|\bcaching\b|\bMap\b",
     re.IGNORECASE,
 )
 _DONE = re.compile(r"\b(?:done|finished|completed?|saved|took|written|ready|loaded|100 ?%)\b", re.IGNORECASE)

@@ -52,7 +52,7 @@ HOT = (
     *(b"ERROR", b"CCL", b"IBV_WC", b"SIG", b"DUE TO", b"CANCELLED", b"STATUS", b"ECC", b"OVERFLOW", b"SUCCEEDED"),
     *(b"successfully", b"equeue", b"reempt", b"ssing ranks"),
     # Who came, and who did not; a host that goes down.
-    *(b"rrived", b"joined", b"reached", b"ntered", b"egistered", b"checked in", b"waits", b"aiting", b"eady ranks"),
+    *(b"rrived", b"joined", b"reached", b"ntered", b"gistered", b"checked in", b"waits", b"aiting", b"eady ranks"),
     *(b"eartbeat", b"talled", b"bsent", b"no answer", b"GLOBAL_RANK", b"ink down", b"ink Down", b"eboot", b"hutdown"),
     *(b"victing", b"ordoned", b"docker ", b"podman ", b"Power", b"Stopping"),
 )
