@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypedDict
 
+from remote_agent.diagnose.incidents import iso_time
 from remote_agent.text.names import by_value, ranges
 from remote_agent.wire.documents import EventHead
 from remote_agent.wire.events import ENDED_EVENTS, PHASES, EventType, label
@@ -117,7 +118,7 @@ async def report(
     steps = {int(event["generation"]): await _steps(session, int(event["generation"])) for event in generations}
     script: ScriptStatus = status.get("script") or {"script": None}
     ended = next((event for event in reversed(events) if event["type"] in ENDED_EVENTS), None)
-    last = ended or (events[-1] if events else None)
+    now = iso_time(time.time_ns())
     cost = await _cost(session, events)
     document: Report = {
         "report": VERSION,
@@ -129,7 +130,7 @@ async def report(
         "reason": status.get("failure") or ((ended or {}).get("detail") or {}).get("reason"),
         "started_at": status.get("started_at"),
         "ended_at": ended["time"] if ended else None,
-        "lasted_s": _between(status.get("started_at"), last["time"] if last else None),
+        "lasted_s": _between(status.get("started_at"), ended["time"] if ended else now),
         "goodput": None if cost is None else round(cost.share, 4),
         "hours": {} if cost is None else {name: round(hours, 4) for name, hours in cost.hours().items()},
         "coordinator": status.get("coordinator"),

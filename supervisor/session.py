@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.wire.events import EventType
@@ -179,9 +179,9 @@ class Session(Hub):
         """Return the Python stacks of these ranks, or of all."""
         return await requests.collect_stacks(self, ranks)
 
-    async def why(self) -> JobWindows:
-        """Have all ranks sampled for some 20 s, and return what their time went to."""
-        return await requests.collect_windows(self)
+    async def why(self, ranks: Collection[int] | None = None) -> JobWindows:
+        """Have all ranks sampled for some 20 s, and return what their time went to; raises if none of `ranks` lives."""
+        return await requests.collect_windows(self, ranks)
 
     async def nccl(self, status: Status | None = None) -> Fabric:
         """Return how NCCL connects the nodes; `status`: needed if the session does not follow the job."""

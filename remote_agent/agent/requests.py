@@ -292,12 +292,9 @@ class AgentRequests(JobRequests):
         return await self._ask_engine("stacks", {"ranks": args.get("ranks")})
 
     async def why(self, args: Args) -> Answer:
-        """Sample this node's ranks, and answer with what their time went to; raises Problem."""
+        """Sample this node's ranks, and answer with what their time went to."""
         sampling = self._member.workers.sampling
-        try:
-            generation, windows = await sampling.ask()
-        except asyncio.TimeoutError as error:
-            raise Problem("engine", f"the engine on {self._context.node} did not answer") from error
+        generation, windows = await sampling.ask()
         return Answer({"generation": generation, "windows": windows, "off": sampling.off})
 
     async def signal(self, args: Args) -> Answer:

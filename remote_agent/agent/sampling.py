@@ -6,6 +6,7 @@ In: orders of the coordinator, questions of operators. Out: reports with the win
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
@@ -88,9 +89,9 @@ class Sampling:
         first = int(self._now()) + 1
         last = first + ASKED_WINDOWS - 1
         self._extend(last + 1, routine=False)
-        while self._now() < last + 1 + LATE_S / WINDOW_S and not self._has_all(last):
-            read = self._read
-            await asyncio.wait_for(read.wait(), WINDOW_S)
+        while (left_s := (last + 1 - self._now()) * WINDOW_S + LATE_S) > 0 and not self._has_all(last):
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._read.wait(), left_s)
         return self._workers.generation, {str(number): ranks for number, ranks in self._windows if number >= first}
 
     def _has_all(self, number: int) -> bool:

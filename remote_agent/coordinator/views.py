@@ -138,5 +138,7 @@ def slow_status(state: s.State) -> list[SlowStatus]:
 
 def sampling(state: s.State) -> Sampling:
     """Return whether the ranks are sampled."""
-    off = "slow = false" if not state.spec.slow else state.watch.slow.off
+    off = "--no-slow, or slow = false" if not state.spec.slow else state.watch.slow.off
+    if state.phase == s.ENDED:
+        off = "the job is over"
     return {"state": "off" if off else "on", "reason": off or None}

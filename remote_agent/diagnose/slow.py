@@ -352,7 +352,7 @@ def _cause(phase: str, gap: float, own: Sequence[Shares], peers: Sequence[Shares
         spent, worked = _median(own, phase), statistics.median(one.worked(phase) for one in own)
         if worked < ASLEEP * spent:
             return _because_of("sleeps", spent - worked)
-    if phase == COMPUTE:
+    if phase in (COMPUTE, "script"):
         more = statistics.median(one.worked(phase) for one in own) - statistics.median(
             one.worked(phase) for one in peers
         )

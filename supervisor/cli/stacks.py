@@ -41,7 +41,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
 
 
 def run_why(verb: str, argv: Sequence[str]) -> int:
-    """Sample all ranks for some 20 s, and show what their time goes to; returns the exit code."""
+    """Sample all ranks for some 20 s, and show what their time goes to; returns the exit code: 1 if none was."""
     parser = make_parser(verb)
     parser.add_argument("--rank", type=read_ranks, metavar="RANK[,RANK…]", help="these ranks beside the others: 0,2-4")
     add_json(parser)
@@ -49,12 +49,12 @@ def run_why(verb: str, argv: Sequence[str]) -> int:
 
     async def show(session: Session) -> int:
         await settle(session)
-        times = Times(await session.why())
+        times = Times(await session.why(options.rank))
         if options.json:
             write_json(times.to_json(options.rank))
         else:
             write_lines(times.lines(options.rank))
-        return 0
+        return 0 if times.shares else 1
 
     return in_session(options, show, live_only=True)
 

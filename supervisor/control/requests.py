@@ -12,7 +12,7 @@ import math
 import re
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.wire import Args, CallFailed, WireError
@@ -43,6 +43,7 @@ VERB_DEADLINE = 25.0
 MOVING_PAUSE = 0.3
 WITHOUT_COORDINATOR = ("moved", "no_coordinator", "not_coordinator")
 """How a request is refused while the next coordinator is elected, or the old one comes back."""
+NOT_SAMPLED = "nothing was sampled: it has not imported torch.distributed yet, has ended, or its node is too busy"
 
 AskNode = Callable[["HostLink", "dict[str, int]"], Awaitable["dict[str, ReplyEntry]"]]
 
@@ -350,8 +351,10 @@ async def collect_stacks(hub: Hub, ranks: list[int] | None) -> JobStacks:
     return all_stacks
 
 
-async def collect_windows(hub: Hub) -> JobWindows:
-    """Have all ranks sampled; return what their time went to. Raises Unreachable, RequestFailed."""
+async def collect_windows(hub: Hub, ranks: Collection[int] | None) -> JobWindows:
+    """Have all ranks sampled; return what their time went to. Raises Unreachable, RequestFailed (none of `ranks`)."""
+    if ranks is not None and not _live_ranks(hub.status, ranks):
+        raise RequestFailed(f"job {hub.job} has no live rank of those")
     answers, unreachable = await _ask_live(hub, None, "why", {}, WHY_DEADLINE)
     if not unreachable:
         raise RequestFailed(f"job {hub.job} has no live rank")
@@ -366,7 +369,7 @@ async def collect_windows(hub: Hub) -> JobWindows:
                     sampled["windows"][rank] = windows
                     del unreachable[rank]
                 else:
-                    unreachable[rank] = own["off"].get(rank) or "it has not imported torch.distributed"
+                    unreachable[rank] = own["off"].get(rank) or NOT_SAMPLED
     return sampled
 
 
@@ -410,7 +413,7 @@ def _ranks_of(node: NodeStatus) -> set[str]:
     return {str(rank["rank"]) for rank in node.get("ranks", ())}
 
 
-def _live_ranks(status: Status, ranks: list[int] | None) -> dict[str, str]:
+def _live_ranks(status: Status, ranks: Collection[int] | None) -> dict[str, str]:
     """Return the live ranks among these (None: all), with the reason that holds until the node answers."""
     return {
         str(rank["rank"]): f"{node['name']} cannot be reached"

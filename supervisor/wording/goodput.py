@@ -146,15 +146,19 @@ def _devices(events: Sequence[JournalEvent], end_s: float) -> float:
 
 
 def _slow_s(events: Sequence[JournalEvent], end_s: float) -> float:
-    """Return for how long ranks waited for slow ones; the time of checkpoints counts as such."""
-    slow_s, since, share = 0.0, None, 0.0
+    """Return for how long the average rank waited for slow ones; the time of checkpoints counts as such."""
+    slow_s, since, share, world = 0.0, None, 0.0, 0
     for event in events:
         kind = event["type"]
+        if kind == EventType.GENERATION_RUNNING:
+            world = event["detail"]["world_size"] or 0
         if since is not None and kind in (EventType.SLOW, EventType.SLOW_OVER, EventType.GENERATION_STOPPED):
             slow_s, since = slow_s + share * max(0.0, (_time(event) or since) - since), None
         if kind == EventType.SLOW and event["detail"]["phase"] != "checkpoint":
             detail = event["detail"]
-            since, share = (_time(event), detail["share"]) if detail["ranks"] or detail["node"] else (None, 0.0)
+            if detail["ranks"] or detail["node"]:
+                waiting = 1 - len(detail["ranks"]) / world if world else 1.0
+                since, share = _time(event), waiting * detail["share"]
     return slow_s + (share * max(0.0, end_s - since) if since is not None else 0.0)
 
 

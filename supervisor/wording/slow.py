@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from remote_agent.diagnose import slow
+from remote_agent.diagnose.incidents import iso_time
 from remote_agent.diagnose.slow import COMPUTE, COMPUTING, WAIT, Shares
 from remote_agent.text.names import count, name_ranks
 from remote_agent.wire.documents import WINDOW_S
@@ -61,19 +62,20 @@ class Times:
         }
         self.shares = {rank: slow.mean(shares) for rank, shares in sorted(each.items()) if shares}
         self._seconds = len(numbers) * WINDOW_S
+        self._since = iso_time(int(min(map(int, numbers)) * WINDOW_S * 1e9)) if numbers else ""
         nodes = {rank: node for rank, node in self._nodes.items() if rank in self.shares}
         self._slow = slow.find_slowness(self.shares, nodes)
 
     def lines(self, ranks: Sequence[int] | None) -> list[str]:
         """Return it as text: of one rank beside its peers, of several, or of all."""
         missing = [] if ranks is None else [rank for rank in ranks if rank not in self.shares]
-        lines = [f"rank {rank}: {self._off.get(rank, 'it has not been sampled')}" for rank in missing]
+        lines = [f"rank {rank}: {self._off.get(rank, 'no live rank has this number')}" for rank in missing]
         if ranks is None:
             lines = [f"rank {rank}: {one_line(reason)}" for rank, reason in sorted(self._off.items())]
         if not self.shares:
             return lines or ["no rank could be sampled"]
         found = self._slow
-        line = slow_line(found.to_json("")) if found is not None else "no rank waits much less than the others"
+        line = slow_line(found.to_json(self._since)) if found is not None else "no rank waits much less than the others"
         shown = [rank for rank in self.shares if ranks is None or rank in ranks]
         if ranks is None and found is not None and found.ranks:
             shown = list(found.ranks)
@@ -101,7 +103,7 @@ class Times:
         """Return it as `why --json` prints it."""
         return {
             "seconds": self._seconds,
-            "slow": [self._slow.to_json("")] if self._slow is not None else [],
+            "slow": [self._slow.to_json(self._since)] if self._slow is not None else [],
             "ranks": {
                 str(rank): {
                     "node": self._nodes[rank],

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from remote_agent.agent import local_workers
-from remote_agent.engine import sampler
+from remote_agent.engine import sampler, worker
 from remote_agent.engine.boot_dir import BootDirectory
 from remote_agent.engine.evidence import read_error, read_evidence, read_tail
 from remote_agent.engine.inspect import children, phases
@@ -318,9 +318,20 @@ def test_silent_addresses_are_distinguished_from_those_that_answer(family: socke
     assert remote_ends([1 << 22]) == {1 << 22: ([], [])}
 
 
+def make_boot(folder: Path) -> None:
+    """What the engine puts there for the samplers of its ranks."""
+    os.mkfifo(folder / sampler.WAKE)
+    (folder / f"{worker.SAMPLER}.py").touch()
+
+
+def test_ranks_of_a_job_without_sampling_say_so(tmp_path: Path) -> None:
+    answer = phases.PhaseReader(tmp_path).sample([RankProcess(3, 0, os.getpid(), tmp_path)], 0, 0, routine=False)
+    assert answer["off"] == {"3": "sampling is off: --no-slow, or slow = false"}
+
+
 def test_a_window_has_the_connections_between_machines(tmp_path: Path) -> None:
     """Two addresses stand for two machines; what stays on one, or is hardly used, is no link."""
-    os.mkfifo(tmp_path / sampler.WAKE)
+    make_boot(tmp_path)
     reader = phases.PhaseReader(tmp_path)
     rank = RankProcess(3, 0, os.getpid(), tmp_path)
     # It is the middle of window 7.
@@ -359,7 +370,7 @@ def test_who_takes_the_processor_of_a_rank_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_free: bool
 ) -> None:
     """Two processes share a processor; if the rank might run on another one, nobody keeps it from that."""
-    os.mkfifo(tmp_path / sampler.WAKE)
+    make_boot(tmp_path)
     core = min(os.sched_getaffinity(0))
     began = time.monotonic()
     idle = {core: 0 if not is_free else 10**6}

@@ -63,7 +63,8 @@ BUSIER: Any = {"name": "stress-ng", "pid": 4711, "share": 0.9}
         (window({"input": 0.5, "forward": 0.1, "backward": 0.15}), "loading data, data.py:20 in read"),
         (window({"input": 0.5, "forward": 0.1, "backward": 0.15}, busy=0.1),
          "loading data, data.py:20 in read, where it sleeps"),
-        (window({"script": 0.4, "forward": 0.1, "backward": 0.15}), "train.py:52 in tokenize"),
+        (window({"script": 0.4, "forward": 0.1, "backward": 0.15}),
+         "train.py:52 in tokenize; it computes more, the host shows no fault"),
         (window({"checkpoint": 0.4, "forward": 0.1, "backward": 0.15}), "saving a checkpoint, train.py:81 in save"),
         (window({"checkpoint": 0.4, "forward": 0.1, "backward": 0.15}, busy=0.9, disk_s=3.0),
          "saving a checkpoint, train.py:81 in save; it waits for the disk 30% of the time"),
@@ -398,7 +399,7 @@ def test_with_slow_false_nothing_is_ordered() -> None:
     world = Sampled(hang_after=0.0, slow=False)
     world.run(30)
     assert world.sampled == []
-    assert document(world.state, {}, "n1")["sampling"] == {"state": "off", "reason": "slow = false"}
+    assert document(world.state, {}, "n1")["sampling"] == {"state": "off", "reason": "--no-slow, or slow = false"}
 
 
 def test_a_node_says_nothing_of_the_ranks_of_others() -> None:
@@ -428,7 +429,9 @@ def test_why_splits_the_time_of_all_ranks_or_of_one_beside_the_others() -> None:
     assert lines[0].startswith("slow: rank 1 (n2): the others wait ")
     assert lines[2].split() == ["2", "ranks,", "10", "s", "rank", "1", "the", "others"]
     assert lines[-1] == "rank 2: n3 cannot be reached"
+    assert slowed.lines([1, 7])[-1] == "rank 7: no live rank has this number"
     assert slowed.to_json([1])["off"] == {}
+    assert slowed.to_json(None)["slow"][0]["since"] == "1970-01-01T00:01:10.000Z"  # type: ignore[index]
     assert [*slowed.to_json(None)["ranks"]] == ["0", "1"]  # type: ignore[misc]
 
 
