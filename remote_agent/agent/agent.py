@@ -20,7 +20,6 @@ from remote_agent.agent import agent_log, keeping, orders
 from remote_agent.agent.background import Background
 from remote_agent.agent.context import Context, Life, working_directory
 from remote_agent.agent.engine_link import EngineLink, Notice, TorchrunLink
-from remote_agent.agent.last_output import LastOutputKeeper
 from remote_agent.agent.member_loop import MemberLoop
 from remote_agent.agent.relay import Relay
 from remote_agent.agent.requests import serve_operators
@@ -100,7 +99,6 @@ class Agent:
             peers=others,
             ballot=Ballot(files.term, Member(me=node, node_timeout=spec.node_timeout, contact=clocks.now())),
             snapshots=SnapshotKeeper(files, spec, working_directory(files, spec), background, others, logs, journal),
-            last_output=LastOutputKeeper(files, node, background, others, logs, journal),
         )
 
         def make_engine(notice: Notice) -> EngineLink:
@@ -134,7 +132,6 @@ class Agent:
         self._tasks.spawn(agent_log.keep_small(context.files.log), "agent.log")
         context.vitals.start(self._tasks, context.address, member.workers.pids)
         context.snapshots.start(self._tasks, member)
-        context.last_output.start(self._tasks, member)
         self._tasks.spawn(context.history.keep(member.samples), "history")
         self._tasks.spawn(context.journal.keep_written(), "journal")
         self._tasks.spawn(context.ballot.keep_written(), "term")

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from remote_agent.base.tasks import within
 
 if TYPE_CHECKING:
-    from remote_agent.agent.last_output import LastOutputKeeper
     from remote_agent.agent.snapshot_keeper import SnapshotKeeper
     from remote_agent.agent.tree_requests import JobTree
     from remote_agent.base.paths import JobFiles
@@ -104,7 +103,6 @@ class Context:
     peers: Peers
     ballot: Ballot
     snapshots: SnapshotKeeper
-    last_output: LastOutputKeeper
 
     @property
     def address(self) -> str:

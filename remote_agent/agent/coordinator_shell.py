@@ -7,6 +7,7 @@ coordinator's role, which this node may have.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -36,7 +37,7 @@ from remote_agent.election.member import is_too_high
 from remote_agent.text.shapes import clip
 from remote_agent.wire import Answer, Args, Channel, Items, NodeSpec, Problem, WireError, encode
 from remote_agent.wire.agents import OPERATORS, SIGNALLED
-from remote_agent.wire.documents import read_event, read_node_report, read_steps
+from remote_agent.wire.documents import read_event, read_node_report, read_said, read_steps
 from remote_agent.wire.events import ENDED_EVENTS, EventType
 from remote_agent.wire.gate import Misfit, shape
 
@@ -446,7 +447,8 @@ class Coordinator:
         stepped = any(rank.get("step") is not None for rank in ranks.values())
         warnings = self._losses.read(self.state.generation, ranks)
         first, use = _first_step_age(ranks), _gpu_use(report)
-        return inputs.Heartbeat(node, age_s, stepped, moved(before, ranks), warnings, first, kept, use)
+        said = tuple((int(rank), clip(text)) for rank, one in ranks.items() if (text := one.get("said")))
+        return inputs.Heartbeat(node, age_s, stepped, moved(before, ranks), warnings, first, kept, said, use)
 
     def _read_steps(self, node: str, age_s: float, args: object) -> inputs.Heartbeat:
         """Take the steps of a node's ranks, while all else is as it was; raises Misfit."""
@@ -648,6 +650,8 @@ class CoordinatorRole:
         self._own = own
         self._tasks = tasks
         self.coordinator: Coordinator | None = None
+        self._said: tuple[tuple[int, str], ...] = ()
+        """What the ranks of the coordinator's node have printed last."""
         context.ballot.on_change(self._drop_if_moved)
         self.requests: dict[str, PeerRequest] = {
             "join": self._on_join,
@@ -677,6 +681,11 @@ class CoordinatorRole:
         if self.coordinator is not None:
             for name in nodes:
                 self.coordinator.feed(inputs.GivenUp(name))
+
+    def note_said(self, said: object) -> None:
+        """Remember the last lines of the coordinator's own ranks, for an incident after its host is lost."""
+        with contextlib.suppress(Misfit):
+            self._said = tuple((rank, clip(text)) for rank, text in read_said(said))
 
     def needs_term_above(self, term: int) -> bool:
         """Return whether this coordinator holds its group, in an older term than that."""
@@ -712,7 +721,7 @@ class CoordinatorRole:
             # Only nodes that do not know of the job's end are notified; the others ended with the same journal.
             coordinator.record(EventType.COORDINATOR_CHANGED, me, former=former or None, term=term)
         if former in state.nodes and state.nodes[former].status != "removed":
-            coordinator.feed(inputs.AgentDead(former, "it was the coordinator, and is gone"))
+            coordinator.feed(inputs.AgentDead(former, "it was the coordinator, and is gone", said=self._said))
         coordinator.hear_join(me, self._own.introduction())
 
     def _begin(self, state: s.State, absent: dict[str, str]) -> Coordinator:
@@ -773,9 +782,10 @@ class CoordinatorRole:
         return Answer({})
 
     async def _on_heartbeat(self, node: str, channel: Channel | None, args: Args) -> Answer:
-        received_ns = time.time_ns()
-        self._held().beat(node, args)
-        return Answer({"received_ns": received_ns, "answered_ns": time.time_ns(), "now": clocks.now()})
+        received_ns, held = time.time_ns(), self._held()
+        held.beat(node, args)
+        times = {"received_ns": received_ns, "answered_ns": time.time_ns(), "now": clocks.now()}
+        return Answer({**times, "said": held.state.nodes[self._context.node].said})
 
     async def _on_time(self, node: str, channel: Channel | None, args: Args) -> Answer:
         self._held()

@@ -69,7 +69,6 @@ class MemberLoop:
             **self.role.requests,
             **self.election.requests,
             **context.snapshots.requests,
-            **context.last_output.requests,
             "join": self._on_join,
         }
         # These notices count only from the coordinator that this node follows.
@@ -329,7 +328,7 @@ class MemberLoop:
 
 
 def rank_facts(progress: Progress, vitals: Mapping[int, RankVitals], now_ns: int) -> dict[str, dict[str, Any]]:
-    """Return step, last_output_age_s, first_step_age_s, warning, progress and vitals of each rank."""
+    """Return step, last_output_age_s, first_step_age_s, said, warning, progress and vitals of each rank."""
     ranks: dict[str, dict[str, Any]] = {}
     for rank, seen in progress.items():
         last, first = seen["last_output_ns"], seen["first_step_ns"]
@@ -337,6 +336,7 @@ def rank_facts(progress: Progress, vitals: Mapping[int, RankVitals], now_ns: int
             "step": seen["step"],
             "last_output_age_s": None if last is None else round((now_ns - last) / 1e9, 2),
             "first_step_age_s": None if first is None else round((now_ns - first) / 1e9, 3),
+            "said": seen["said"],
             "warning": seen["warning"],
             "progress": {name: seen[name] for name in PROGRESS},
             "vitals": vitals.get(rank),

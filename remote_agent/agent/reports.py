@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Optional, cast
 
-from remote_agent.agent.last_output import MAX_LINES
 from remote_agent.coordinator import inputs
 from remote_agent.diagnose.hang.pulses import ReportedPulses
 from remote_agent.text.shapes import clip
@@ -24,7 +23,6 @@ from remote_agent.wire.documents import (
     SnapshotEntry,
     TimeNs,
     by_rank,
-    read_last_output,
     read_placed,
 )
 from remote_agent.wire.events import HOST_NAME, INTERFACE, SNAPSHOT_LEFT_OUT, SNAPSHOT_NOTICES
@@ -33,7 +31,7 @@ from remote_agent.wire.gate import Misfit, reader, record, shape, whole
 if TYPE_CHECKING:
     from remote_agent.base.clocks import Clock
     from remote_agent.diagnose.hang.pulses import Pulse, ReportedPulse
-    from remote_agent.wire.documents import EvidenceEntry, PlacedAnswer
+    from remote_agent.wire.documents import PlacedAnswer
     from remote_agent.wire.gate import Shape
 
 # No node has more ranks.
@@ -82,12 +80,6 @@ def _pulses(node: str, args: Mapping[str, Any], clock: Clock) -> inputs.Pulses:
     return inputs.Pulses(node, args["generation"], ranks)
 
 
-def _last_output(node: str, args: Mapping[str, Any], _: Clock) -> inputs.LastOutput:
-    lines: list[EvidenceEntry] = args["evidence"][:MAX_LINES]
-    evidence: list[EvidenceEntry] = [{**line, "node": node, "text": clip(line["text"])} for line in lines]
-    return inputs.LastOutput(node, args["generation"], args["of"], tuple(args["ranks"]), tuple(evidence))
-
-
 def _exited(node: str, args: Mapping[str, Any], clock: Clock) -> inputs.Exited:
     ended = clock.corrected(args["exit"])
     return inputs.Exited(node, args["generation"], ended, _age_s(int(ended["t_ns"] or 0)))
@@ -125,7 +117,6 @@ _REPORTS: dict[str, _Kind] = {
             node, shape(GenerationNumber)(args.get("generation")), cast("PlacedAnswer", args)
         ),
     ),
-    "last_output": _Kind(read_last_output, _last_output),
     "gone": _plain(inputs.AgentDead, reason=str),
     "recorded": _plain(inputs.Recorded, **_GROUP, term=Count),
     "prepared": _plain(inputs.Prepared, **_GROUP, port=Port),

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from remote_agent.diagnose.hang.pulses import Pulse
     from remote_agent.diagnose.incidents import Incident
     from remote_agent.wire import NodeSpec
-    from remote_agent.wire.documents import EvidenceEntry, PlacedAnswer, RankExit, RankWindow, SnapshotEntry
+    from remote_agent.wire.documents import PlacedAnswer, RankExit, RankWindow, SnapshotEntry
 
 
 class Input:
@@ -80,6 +80,8 @@ class Heartbeat(Report):
     """Seconds since a rank there printed its first step; None: none has."""
     snapshots: tuple[SnapshotEntry, ...] | None = None
     """The snapshots that it keeps; None: not reported."""
+    said: tuple[tuple[int, str], ...] | None = None
+    """The last line of each rank that has printed one; None: not reported."""
     gpu_use: float | None = None
     """How busy the GPUs of its ranks are, in percent; None: they have none, or it is not known."""
 
@@ -115,22 +117,14 @@ class Unsampled(GroupReport):
 
 
 @dataclasses.dataclass(frozen=True)
-class LastOutput(Report):
-    """A node has a copy of what the ranks of a lost node wrote last; evidence: their last lines."""
-
-    generation: int
-    of: str
-    ranks: tuple[int, ...]
-    evidence: tuple[EvidenceEntry, ...]
-
-
-@dataclasses.dataclass(frozen=True)
 class AgentDead(Report):
     """A node's agent is certainly dead: nothing listens at its address any more."""
 
     reason: str
     alone: bool = False
     """Its machine answers."""
+    said: tuple[tuple[int, str], ...] = ()
+    """What its ranks printed last, if it had told others than its coordinator."""
 
 
 @dataclasses.dataclass(frozen=True)

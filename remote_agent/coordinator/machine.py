@@ -217,6 +217,8 @@ def on_heartbeat(turn: Turn, event: inputs.Heartbeat) -> None:
     turn.set_node(event.node, seen=turn.now, held=max(turn.node(event.node).held, turn.now - event.heard_age))
     if event.snapshots is not None:
         turn.set_node(event.node, snapshots=event.snapshots)
+    if event.said is not None:
+        turn.set_node(event.node, said=event.said)
     if event.stepped:
         turn.set(stepped=True)
     phases.note_step(turn, event.first_step_age)
@@ -236,22 +238,14 @@ def on_notice(turn: Turn, event: inputs.NodeWarning) -> None:
         turn.warn(event.node, None, event.kind, event.message)
 
 
-def on_last_output(turn: Turn, event: inputs.LastOutput) -> None:
-    state = turn.state
-    if event.of not in state.nodes:
-        return
-    if event.generation == state.generation and state.phase in ALIVE:
-        turn.set(last_output=(*state.last_output, event))
-    elif state.incident is not None and state.incident["generation"] == event.generation:
-        policy.report_last_output(turn, event)
-
-
 def on_agent_dead(turn: Turn, event: inputs.AgentDead) -> None:
     node = turn.node(event.node)
     if turn.state.phase == s.ENDED:
         return
     if event.alone and node.status not in ("draining", "removed", "lost", "failed"):
         turn.emit(EventType.AGENT_LOST, node=event.node, reason=event.reason)
+    if event.said:
+        turn.set_node(event.node, said=event.said)
     lose_node(turn, event.node, event.reason)
 
 
@@ -294,7 +288,7 @@ def on_started(turn: Turn, event: inputs.Started) -> None:
     state = turn.state
     if state.phase not in ALIVE:
         return
-    turn.set_node(event.node, running=event.generation, notice=event.notice, cold=event.cold)
+    turn.set_node(event.node, running=event.generation, notice=event.notice, cold=event.cold, said=())
     # torch's agent starts its workers after the rendezvous, and reports their ranks then.
     if state.rendezvous is None:
         _take_ranks(turn, event.node, event.ranks)
@@ -488,7 +482,6 @@ HANDLERS: dict[type, Callable[[Turn, Any], None]] = {
     inputs.Windows: slow_watch.on_windows,
     inputs.Unsampled: slow_watch.on_unsampled,
     inputs.NodeWarning: on_notice,
-    inputs.LastOutput: on_last_output,
     inputs.AgentDead: on_agent_dead,
     inputs.GivenUp: on_given_up,
     inputs.Prepared: on_prepared,

@@ -20,12 +20,12 @@ from remote_agent.diagnose.categories import CATEGORIES
 from remote_agent.diagnose.evidence import JobContext, RankEvidence
 from remote_agent.diagnose.hang.loops import missing_in
 from remote_agent.diagnose.hang.stalls import find_stall, missing_of
-from remote_agent.diagnose.incidents import OPEN, Incident, Victims
+from remote_agent.diagnose.incidents import OPEN, Incident, Victims, last_lines
 from remote_agent.diagnose.verdict import verdict
 from remote_agent.wire.events import HOST_NAME, EventType, StopCause
 
 if TYPE_CHECKING:
-    from remote_agent.wire.documents import IncidentDocument, LastOutputDetail, MissingRanks
+    from remote_agent.wire.documents import IncidentDocument, MissingRanks
 
 # A script that prints no steps counts as being before its first step only for this long after its start.
 EARLY_S = 60.0
@@ -80,10 +80,9 @@ def _conclude(turn: Turn, incident: Incident | None) -> None:
     turn.emit(EventType.GENERATION_STOPPED, cause=cause, stop_ms=stop_ms, **ends)
     turn.set(groups=without(state.groups, state.generation, state.term))
     if incident is not None:
-        _report(turn, incident)
-        for output in state.last_output:
-            report_last_output(turn, output)
-    turn.set(judging=None, preliminary=None, last_output=())
+        lines = [line for name in state.lost for line in last_lines(name, state.nodes[name].said)]
+        _report(turn, dataclasses.replace(incident, evidence=(*incident.evidence, *lines)))
+    turn.set(judging=None, preliminary=None)
     _close(turn)
     leaving = [name for name in state.nodes if name in turn.state.leaving]
     for name in sorted(leaving, key=lambda name: name == state.me):
@@ -185,16 +184,6 @@ def _report(turn: Turn, incident: Incident, preliminary: bool = False) -> Incide
         facts["preliminary"] = True
     turn.emit(EventType.INCIDENT, **facts)
     return incident
-
-
-def report_last_output(turn: Turn, output: inputs.LastOutput) -> None:
-    """Write to the journal what a lost node's ranks wrote last: it adds to the incident of their group."""
-    detail: LastOutputDetail = {
-        "kept_by": output.node,
-        "ranks": list(output.ranks),
-        "evidence": list(output.evidence),
-    }
-    turn.write(s.Emit(EventType.LAST_OUTPUT, output.generation, output.of, detail=detail))
 
 
 def _leave_out(turn: Turn, incident: Incident) -> bool:

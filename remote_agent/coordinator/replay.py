@@ -138,8 +138,8 @@ def _node_ready(state: s.State, record: JournalEvent) -> s.State:
 def _node_lost(state: s.State, record: JournalEvent) -> s.State:
     reason = str(record["detail"].get("reason"))
     status = str(record["detail"]["status"])
-    node = str(record["node"])
-    return _with_node(state.with_killed(node), node, status=status, reason=reason)
+    node, said = str(record["node"]), tuple((rank, text) for rank, text in record["detail"].get("said") or ())
+    return _with_node(state.with_killed(node), node, status=status, reason=reason, said=said)
 
 
 def _node_added(state: s.State, record: JournalEvent) -> s.State:

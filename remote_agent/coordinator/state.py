@@ -14,7 +14,6 @@ from remote_agent.diagnose.hang.stragglers import NOBODY, Stragglers
 from remote_agent.snapshots.choice import NOTHING_SKIPPED, Skipped
 
 if TYPE_CHECKING:
-    from remote_agent.coordinator.inputs import LastOutput
     from remote_agent.coordinator.quorum import Groups, Votes
     from remote_agent.diagnose.hang.loops import Loop
     from remote_agent.diagnose.hang.pulses import Pulse
@@ -82,6 +81,8 @@ class Node:
     """An operator has cordoned it: it is not admitted to a group, but stays in its current one across restarts."""
     snapshots: tuple[SnapshotEntry, ...] = ()
     """The snapshots that it keeps: id, path, step, time_ns and bytes of each."""
+    said: tuple[tuple[int, str], ...] = ()
+    """The last line of each rank of its newest group, as far as they have printed any."""
 
     @property
     def name(self) -> str:
@@ -280,8 +281,6 @@ class State:
     """The snapshot that an operator has named for the next group."""
     skipped: Skipped = NOTHING_SKIPPED
     """The snapshots that do not count: an operator has gone back to an earlier one."""
-    last_output: tuple[LastOutput, ...] = ()
-    """What lost nodes' ranks wrote last, until the incident of their group is written."""
     blames: tuple[tuple[float, str], ...] = ()
     """When, and on which node, there was a failure that a machine can cause by itself."""
 

@@ -283,8 +283,9 @@ def lose_node(turn: Turn, name: str, reason: str, *, status: str = "lost") -> No
     elif node.incarnation:
         kind = EventType.NODE_LOST
     alive_ns = turn.wall_ns - int((turn.now - node.seen) * 1e9)
-    turn.emit(kind, node=name, reason=reason, status=status, alive_ns=alive_ns if node.incarnation else None)
     state = turn.state
+    said = [[rank, text] for rank, text in node.said] if name in state.members else []
+    turn.emit(kind, node=name, reason=reason, status=status, alive_ns=alive_ns if node.incarnation else None, said=said)
     if name not in state.members or state.phase not in (s.PREPARING, s.STARTING, s.RUNNING, s.STOPPING):
         return
     if status != "removed":

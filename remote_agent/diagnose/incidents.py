@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from remote_agent.wire.documents import IncidentDocument, JournalEvent, MissingRanks
 
 OPEN, HEALED, OVER = "open", "healed", "over"
-# These events end an incident or a hang, or add to it.
-_CHANGES = frozenset(
-    {EventType.LAST_OUTPUT, EventType.HANG_OVER, EventType.GENERATION_STOPPED, EventType.INCIDENT_HEALED, *ENDED_EVENTS}
-)
+# Of a lost node's ranks, so many show their last line.
+MAX_LAST_LINES = 12
+# These events end an incident or a hang.
+_CHANGES = frozenset({EventType.HANG_OVER, EventType.GENERATION_STOPPED, EventType.INCIDENT_HEALED, *ENDED_EVENTS})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +97,12 @@ class Incident:
         }
 
 
+def last_lines(node: str, said: Iterable[tuple[int, str]]) -> list[EvidenceLine]:
+    """Return as evidence what the ranks of a lost node had printed last; said: rank and line."""
+    lines = [EvidenceLine(node, rank, None, None, f"last output on {node}: {text}") for rank, text in said]
+    return lines[:MAX_LAST_LINES]
+
+
 def incidents_in(records: Iterable[JournalEvent]) -> list[IncidentDocument]:
     """Return the incidents of a journal, each as it stands after the last record (see `after_event`)."""
     incidents: list[IncidentDocument] = []
@@ -118,7 +124,6 @@ def after_event(incident: IncidentDocument | None, record: JournalEvent) -> Inci
 
     state: `open` until a group has made a step again, or has run for a minute without showing one (`healed`), or the
     job ends (`over`); ended_at: when that was; over: why.
-    The last output of a lost node's ranks becomes evidence of the failure of that generation, whenever it arrives.
     A hang also has `ongoing`: false once its ranks made progress again, or were stopped. One whose group is still being
     stopped has `preliminary`; a record with the same id replaces it.
     """
@@ -128,10 +133,6 @@ def after_event(incident: IncidentDocument | None, record: JournalEvent) -> Inci
         opened: IncidentDocument = {**found, "state": OPEN, "ended_at": None, "over": None}
         opened.pop("fingerprint", None)
         return opened
-    if incident is not None and kind == EventType.LAST_OUTPUT:
-        is_its_own = incident["generation"] == record["generation"] and "ongoing" not in incident
-        lines = [each for each in detail["evidence"] if each not in incident["evidence"]] if is_its_own else []
-        return {**incident, "evidence": [*incident["evidence"], *lines]}
     if incident is None or kind not in _CHANGES or incident["state"] != OPEN:
         return incident
     changed = incident.copy()

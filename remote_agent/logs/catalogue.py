@@ -1,9 +1,6 @@
 """The log files of one job directory, found by their paths.
 
 In: generation_<g>/rank_<R>/{stdout,stderr,nccl}.log. Out: LogFile objects, selections of them.
-
-A rank's directory with a mark has copies of the ends of files of a node that was lost: they are served as the others,
-and say nothing of the progress of a rank here.
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ from pathlib import Path
 from remote_agent.logs.logfile import Descriptors, Key, LogFile
 from remote_agent.logs.progress import StepReader
 from remote_agent.text.names import GENERATION_FOLDER, RANK_FOLDER
-from remote_agent.wire.documents import COPY_MARK, STREAMS
+from remote_agent.wire.documents import STREAMS
 
 
 def numbered(folder: Path, pattern: re.Pattern[str]) -> list[tuple[int, Path]]:
@@ -42,8 +39,6 @@ class Catalogue:
         self.descriptors = Descriptors()
         self.files: dict[Key, LogFile] = {}
         self.by_folder: dict[Path, list[LogFile]] = {}
-        self.copies: set[Key] = set()
-        """The files that were copied from a lost node."""
         self.steps: dict[tuple[int, int], StepReader] = {}
         self.folders: dict[int, set[Path]] = {}
         """The directory of each generation and those of its ranks."""
@@ -79,24 +74,12 @@ class Catalogue:
                 continue
             log = path / f"{stream}.log"
             if log.is_file():
-                is_copy = (path / COPY_MARK).exists()
-                steps = StepReader() if is_copy else self.steps.setdefault((generation, rank), StepReader())
+                steps = self.steps.setdefault((generation, rank), StepReader())
                 file = LogFile(key, log, self.descriptors, steps, self._writable)
                 self.files[key] = file
-                self.copies |= {key} if is_copy else set()
                 self.by_folder.setdefault(path, []).append(file)
                 new.append(file)
         return new
-
-    def forget(self, generation: int, rank: int) -> None:
-        """Drop the files of one rank, which have been removed."""
-        path = self.root / f"generation_{generation}" / f"rank_{rank}"
-        for file in self.by_folder.pop(path, ()):
-            self.files.pop(file.key, None)
-            self.copies.discard(file.key)
-            self.descriptors.drop(file.path)
-        self.steps.pop((generation, rank), None)
-        self.folders.get(generation, set()).discard(path)
 
     def generation_of(self, path: Path) -> int | None:
         """Return the generation to which a directory belongs, or None."""

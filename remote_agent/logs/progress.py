@@ -248,6 +248,8 @@ _REPORTED = -1
 # A match has at most this many bytes before the letters searched for ("training_s"), and after them.
 _BEFORE = 16
 _AFTER = 512
+# So many bytes of the last line are kept.
+MAX_SAID = 200
 _TRIES = 24
 # The best loss so far (it starts as inf) and a loss scale do not count.
 _NOT_FINITE = re.compile(
@@ -338,7 +340,7 @@ class StepReader:
 
     __slots__ = (
         *("_carry", "_counts_parts", "_first_bar_ns", "_first_step_ns", "_kind", "figures", "last_output_ns", "saved"),
-        *("step", "total", "warning"),
+        *("said", "step", "total", "warning"),
     )
 
     def __init__(self) -> None:
@@ -350,6 +352,8 @@ class StepReader:
         self.saved: int | None = None
         """The step of the last snapshot that it saved or resumed from."""
         self.last_output_ns: int | None = None
+        self.said: str | None = None
+        """The last whole line that it has printed, its first 200 bytes."""
         self.figures = Figures(self._step_in)
         self._first_step_ns: int | None = None
         self._first_bar_ns: int | None = None
@@ -439,6 +443,9 @@ class StepReader:
             data = carry + data
         last = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         self._carry[stream] = data[max(last, len(data) - _AFTER) :]
+        if stream != "nccl" and (lines := data[:last].rstrip()):
+            begin = max(lines.rfind(b"\n"), lines.rfind(b"\r")) + 1
+            self.said = lines[begin : begin + MAX_SAID].decode("utf-8", "replace").strip()
         before = self._count(data, t_ns)
         if stream != "nccl" and 0 <= self._kind < len(_KINDS):
             saved = _snapshot(data, *_KINDS[self._kind], before)

@@ -84,10 +84,6 @@ class LogStore:
         self._catalogue.descriptors.close()
         self._bell.ring()
 
-    def forget(self, generation: int, rank: int) -> None:
-        """Drop the files of one rank, which have been removed."""
-        self._catalogue.forget(generation, rank)
-
     async def end(self) -> None:
         """Note that the job is over: streams end when everything is sent."""
         self._catalogue.scan_root()
@@ -99,7 +95,7 @@ class LogStore:
     def progress(self, generation: int) -> dict[int, dict[str, Any]]:
         """Return per rank what is known of its progress; None: none seen.
 
-        step, total, the times last_output_ns and first_step_ns, warning, saved, and the figures (loss, rate …).
+        step, total, the times last_output_ns and first_step_ns, said, warning, saved, and the figures (loss, rate …).
         """
         for (number, rank), steps in self._catalogue.steps.items() if self.live else ():
             if number == generation:
@@ -110,6 +106,7 @@ class LogStore:
                 "total": steps.total,
                 "last_output_ns": steps.last_output_ns,
                 "first_step_ns": steps.first_step_ns,
+                "said": steps.said,
                 "warning": steps.warning,
                 "saved": steps.saved,
                 **steps.figures.values(),
@@ -143,7 +140,6 @@ class LogStore:
                     "lines": file.index.total_lines if known else None,
                     "first_ns": file.index.first_ns if known else None,
                     "last_ns": file.last_read_ns,
-                    "copy": file.key in self._catalogue.copies,
                 }
             )
         return Answer({"files": files})
@@ -231,7 +227,7 @@ class LogStore:
             raise Problem("usage", f"no such start: {start}", "begin or end")
         await self._rescan()
         known = _positions(after)
-        view, first = self._view(generation, ranks, chosen, first, known)
+        view, first = self._view(generation, ranks, chosen, first)
         begin = await following.ends_of(view.files()) if start == "end" else {}
         begin.update(known)
         if after is not None:
@@ -288,7 +284,7 @@ class LogStore:
                 return searching.Hits(file, query, line, stop)
             return Forwards(file, file.index.time_of(line), records, stop)
 
-        view, _ = self._view(generation, ranks, selection.streams_to_read(streams), first, known)
+        view, _ = self._view(generation, ranks, selection.streams_to_read(streams), first)
         items = following.follow_rows(view, begin, open_source, is_past=past, is_whole=whole, is_exact=exact)
         try:
             async for item in items:
@@ -302,22 +298,17 @@ class LogStore:
         ranks: Sequence[int] | None,
         streams: Sequence[str],
         first: int | None,
-        known: following.Positions,
     ) -> tuple[following.View, int]:
-        """Return what a follower sees of these files, and the first generation of them; known: what it has read of.
-
-        A copy of a lost node's file that comes later has nothing new for it.
-        """
+        """Return what a follower sees of these files, and the first generation of them."""
         if generation is not None:
             first = 0
         elif first is None:
             first = self._catalogue.newest or 0
-        begin, copies = first, self._catalogue.copies & known.keys() if known else set(self._catalogue.copies)
+        begin = first
 
         def files() -> list[LogFile]:
             chosen = [generation] if isinstance(generation, int) else [g for g in self._catalogue.folders if g >= begin]
-            selected = self._catalogue.select(chosen, ranks, streams)
-            return [file for file in selected if file.key in copies or file.key not in self._catalogue.copies]
+            return self._catalogue.select(chosen, ranks, streams)
 
         def is_over() -> bool:
             return self._ended or (isinstance(generation, int) and generation in self._finished)

@@ -252,8 +252,15 @@ class NodeReadyDetail(_NodeReady, total=False):
     versions: dict[str, str]
 
 
+SaidLines = list[Annotated[list[Any], row(RankNumber, str)]]
+"""A rank, and the last line that it has printed."""
+read_said = shape(SaidLines)
+
+
 class NodeLostDetail(_NodeLost, AskedDetail, total=False):
     alive_ns: Optional[TimeNs]
+    said: SaidLines
+    """The last line of each of its ranks, as far as it had reported any."""
 
 
 def _members(value: object) -> list[GroupMember]:
@@ -318,12 +325,6 @@ class RankFailedDetail(_RankFailed, total=False):
     over_ns: Optional[TimeNs]
     notes: list[str]
     message: Any
-
-
-class LastOutputDetail(TypedDict):
-    kept_by: Name
-    ranks: list[RankNumber]
-    evidence: list[EvidenceEntry]
 
 
 EnvironmentSetDetail = TypedDict("EnvironmentSetDetail", {"env": dict[str, str], "from_generation": GenerationNumber})
@@ -476,7 +477,6 @@ _DETAILS: Mapping[str, Shape] = {
     EventType.GENERATION_STOPPED: _detail(GenerationStoppedDetail),
     EventType.RANK_FAILED: _detail(RankFailedDetail),
     EventType.INCIDENT: shape(IncidentDocument),
-    EventType.LAST_OUTPUT: _detail(LastOutputDetail),
     EventType.WARNING: _detail(_Warning, kind=str),
     EventType.SLOW: _detail(SlowStatus),
     EventType.SLOW_OVER: _detail(SlowOverDetail),
@@ -502,7 +502,6 @@ _OF_NODE = frozenset(
         EventType.NODE_UNCORDONED,
         EventType.RANKS_ASSIGNED,
         EventType.RANK_FAILED,
-        EventType.LAST_OUTPUT,
     }
 )
 _read_any = reader(JournalEvent)
@@ -620,6 +619,8 @@ class RankFacts(TypedDict, total=False):
     step: Optional[int]
     last_output_age_s: Optional[float]
     first_step_age_s: Optional[float]
+    said: Optional[str]
+    """The last line that it has printed."""
     warning: Optional[str]
     losses: list[Annotated[list[Any], row(int, Annotated[str, _decimal])]]
     """Step and loss of some steps since the last heartbeat."""
@@ -792,21 +793,6 @@ class RequestReply(_Outcome, total=False):
     """Added by a supervisor, as the next one."""
     hint: str
 
-
-# --- the last output of a lost node's ranks, as the agent that has a copy reports it
-
-# The directory of each of these ranks has this file beside the logs; it names the lost node.
-COPY_MARK = "copy.json"
-
-
-class LastOutputReport(TypedDict):
-    generation: GenerationNumber
-    of: Name
-    ranks: list[RankNumber]
-    evidence: list[EvidenceEntry]
-
-
-read_last_output = reader(LastOutputReport)
 
 # --- NCCL's facts
 

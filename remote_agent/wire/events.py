@@ -64,7 +64,6 @@ class EventType(Word):
     HOOK_DELIVERED = "hook_delivered"
     HOOK_FAILED = "hook_failed"
     METRICS_FAILED = "metrics_failed"
-    LAST_OUTPUT = "last_output"
 
 
 # The words of these types are not just the type with spaces.

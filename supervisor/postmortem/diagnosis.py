@@ -144,8 +144,7 @@ def _incidents(run: Generation, incident: Incident) -> list[IncidentDocument]:
     if run.stopped_on_request():
         # No rank failed by itself: a traceback in its files was caught, or is due to our signal.
         return hang if run.incident is None else [*hang, run.incident]
-    failure = incident.to_json()
-    failure["evidence"] += run.last_output
+    failure = dataclasses.replace(incident, evidence=(*incident.evidence, *run.last_lines)).to_json()
     # The exception of a thread is in the log, and also in the incident of the hang that it led to.
     cause = failure["category"], failure["culprit_ranks"]
     is_known = any(one["traceback"] and (one["category"], one["culprit_ranks"]) == cause for one in hang)

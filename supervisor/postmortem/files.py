@@ -16,7 +16,7 @@ from pathlib import Path
 
 from remote_agent.diagnose.flight_files import is_flight_record
 from remote_agent.text.names import GENERATION_FOLDER, RANK_FOLDER
-from remote_agent.wire.documents import COPY_MARK, MAX_RANKS
+from remote_agent.wire.documents import MAX_RANKS
 from supervisor.errors import UsageError
 
 # A later start of a rank sets an old directory aside under a name with this end.
@@ -82,7 +82,7 @@ def find(paths: Sequence[Path], leave_out: LeaveOut = lambda _why: None) -> list
         for why in left:
             leave_out(why)
         files += here
-    return _without_copies(_without_local_ranks(_with_nodes_joined(list(dict.fromkeys(files)))))
+    return _without_local_ranks(_with_nodes_joined(list(dict.fromkeys(files))))
 
 
 def _under(folder: Path, leave_out: LeaveOut) -> Iterator[RunFile]:
@@ -199,13 +199,6 @@ def _without_local_ranks(files: list[RunFile]) -> list[RunFile]:
     if len(runs) < 2:
         return files
     return [dataclasses.replace(each, group="torchrun", rank=None) if each.group in runs else each for each in files]
-
-
-def _without_copies(files: list[RunFile]) -> list[RunFile]:
-    """Return the files without those copied from a lost node whose own files are there too."""
-    copies = {each.path for each in files if (each.path.parent / COPY_MARK).exists()}
-    own = {(each.group, each.generation, each.rank) for each in files if each.path not in copies}
-    return [each for each in files if each.path not in copies or (each.group, each.generation, each.rank) not in own]
 
 
 def _unfit(run_file: RunFile) -> str:

@@ -9,15 +9,16 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from remote_agent.diagnose.incidents import last_lines
 from remote_agent.text.names import count as count_of
 from remote_agent.wire.documents import parse_event
 from remote_agent.wire.events import EventType
 from remote_agent.wire.gate import Misfit
 
 if TYPE_CHECKING:
+    from remote_agent.diagnose.incidents import EvidenceLine
     from remote_agent.wire.documents import (
         ErrorDocument,
-        EvidenceEntry,
         GenerationStoppedDetail,
         IncidentDocument,
         JournalEvent,
@@ -68,7 +69,7 @@ class Generation:
     shifts_ns: dict[str, int] = dataclasses.field(default_factory=dict)
     """The number to add to a node's time to get the coordinator's."""
     clock_error_ms: dict[str, float] = dataclasses.field(default_factory=dict)
-    last_output: list[EvidenceEntry] = dataclasses.field(default_factory=list)
+    last_lines: list[EvidenceLine] = dataclasses.field(default_factory=list)
     """Evidence: the last lines of lost nodes' ranks."""
     succeeded: bool = False
     world: int = 0
@@ -125,9 +126,8 @@ def _read_event(event: JournalEvent, run: Generation) -> None:
         run.hang, run.succeeded = None, kind == EventType.JOB_SUCCEEDED
     elif kind == EventType.NODE_LOST and node in run.nodes:
         run.lost[node] = (detail.get("alive_ns") or 0, str(detail.get("reason")))
+        run.last_lines += last_lines(node, detail.get("said") or ())
         run.failing = run.failing or not run.stop_asked
-    else:
-        run.last_output += detail["evidence"] if kind == EventType.LAST_OUTPUT else ()
 
 
 def _read_incident(detail: IncidentDocument, run: Generation) -> None:

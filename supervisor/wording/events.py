@@ -30,7 +30,6 @@ if TYPE_CHECKING:
         JobEndedDetail,
         JobStartedDetail,
         JournalEvent,
-        LastOutputDetail,
         NodeJoinedDetail,
         NodeReadyDetail,
         PlacedReport,
@@ -331,11 +330,6 @@ def _placed(node: str, report: PlacedReport) -> str:
     return f"{one_line(node)} {', '.join(parts)}" if parts else ""
 
 
-def _last_output(detail: LastOutputDetail) -> str:
-    who = name_ranks(detail.get("ranks") or ())
-    return f"{one_line(detail.get('kept_by'))} keeps the last output of {who}: see logs --generation"
-
-
 def _restart_requested(detail: RestartRequestedDetail) -> str:
     return _asked(detail) + (f", from snapshot {detail['snapshot']}" if detail.get("snapshot") else "")
 
@@ -497,5 +491,4 @@ _TEXTS: Mapping[str, Callable[[Any], str]] = {
     EventType.HOOK_DELIVERED: _hook,
     EventType.HOOK_FAILED: _hook,
     EventType.METRICS_FAILED: _reason,
-    EventType.LAST_OUTPUT: _last_output,
 }

@@ -78,8 +78,6 @@ REPORTS: dict[str, dict[str, Any]] = {
     "notice": {"kind": "x", "message": "y"},
     "held": {"generation": 0, "snapshots": FACTS["snapshots"]},
     "placed": {"generation": 0, "ids": ["a"], "seconds": 1.0, "bytes": 3, "placed": {"a": "n1"}, "aside": ["b"]},
-    "last_output": {"generation": 0, "of": "n3", "ranks": [2],
-                    "evidence": [{"node": "n3", "rank": 2, "file": "f", "line": 1, "text": "t"}]},
     "gone": {"reason": "x"},
     "recorded": {"generation": 0, "term": 1},
     "prepared": {"generation": 0, "port": 29500},

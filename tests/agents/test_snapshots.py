@@ -117,11 +117,6 @@ async def test_a_group_resumes_from_the_last_complete_snapshot_when_its_saver_is
         assert chosen["placed"]["n2"]["placed"] == {kept["id"]: None}
         assert await resumed(nodes, 1) == {"n1": step, "n2": step}
 
-        # What its ranks say is on another node by now: the other member, if that answers in time.
-        note = "the last output of n2 in generation 1 is kept here"
-        logs = {name: nodes.journal(name).parent / "agent.log" for name in ("n1", "n3")}
-        await until_true(lambda: any(note in path.read_text() for path in logs.values()))
-        keepers = [name for name, path in logs.items() if note in path.read_text()]
         agent = next(one["agent_pid"] for one in (await nodes.call("n1", "status"))["nodes"] if one["name"] == "n2")
         engine = int(stat_fields(pids["1"])[1])
         os.kill(agent, signal.SIGKILL)
@@ -135,16 +130,9 @@ async def test_a_group_resumes_from_the_last_complete_snapshot_when_its_saver_is
         assert chosen["placed"]["n3"]["placed"] == {kept["id"]: None}
         assert await resumed(nodes, 2) == {"n1": step, "n3": step}
 
-        said = await nodes.until("last_output")
-        keeper = said["detail"]["kept_by"]
-        assert (said["generation"], said["node"], keeper in keepers) == (1, "n2", True)
         incident = (await nodes.call("n1", "incidents"))["incidents"][-1]
         assert incident["category"] == "node_lost"
         assert incident["evidence"][-1]["text"].startswith("last output on n2: step=")
-        place = {"generation": 1, "rank": 1, "stream": "stdout"}
-        channel = await nodes.nodes[keeper].opened(nodes.spec.job)
-        answer = await channel.call("log_read", {**place, "offset": 0, "length": 1_000})
-        assert answer.body.startswith(b"supervisor: rank 1 wrote this on n2, which was lost at ")
         for name in ("n1", "n3"):
             (nodes.tree(name) / "stop").touch()
         await nodes.until("job_succeeded")

@@ -540,7 +540,8 @@ class Usage(Nothing):
         now = time.time_ns()
         return {
             rank["rank"]: {
-                "step": step, "total": 100_000, "last_output_ns": now - int(5e8 * any_of()), "warning": None,
+                "step": step, "total": 100_000, "last_output_ns": now - int(5e8 * any_of()), "said": None,
+                "warning": None,
                 "first_step_ns": now - step * 500_000_000, "saved": step // 500 * 500,
                 "loss": 2 + (31 * rank["rank"] + 17 * step) % 1000 / 1000, "lr": 0.0003,
                 "grad_norm": round(any_of(), 4), "rate": round(96_000 + 1000 * any_of(), 1), "unit": "tok/s",
@@ -647,7 +648,7 @@ class Node(Agent):
         self.context = Context(
             files=files, spec=spec, node=self.name, life=Life(), journal=journal, fold=fold, logs=usage,
             history=nothing, tree=JobTree(files.home, None), runtime=nothing, vitals=usage, peers=others,
-            ballot=ballot, snapshots=nothing, last_output=nothing,
+            ballot=ballot, snapshots=nothing,
         )  # fmt: skip
         self.member = MemberLoop(self.context, lambda notice: cast("Any", Engine(job, number, notice)))
 

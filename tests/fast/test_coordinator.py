@@ -262,6 +262,30 @@ def test_a_rank_that_a_signal_ended_stays_failed_when_its_node_is_lost() -> None
         assert [rank.state for rank in state.ranks.values()] == ["running", "running", "failed", "killed"]
 
 
+def test_the_incident_of_a_lost_node_shows_the_last_line_of_each_of_its_ranks() -> None:
+    world = World(spec(2))
+    world.feed(inputs.Heartbeat("n2", said=((2, "step 6"), (3, "step 6"))))
+    world.feed(inputs.Heartbeat("n2", said=((2, "step 7"), (3, "RuntimeError: x"))))
+    world.die("n2")
+    world.settle()
+    shown = [(one["node"], one["rank"], one["text"]) for one in some(world.state.incident)["evidence"]]
+    assert shown == [("n2", 2, "last output on n2: step 7"), ("n2", 3, "last output on n2: RuntimeError: x")]
+    assert world.last("node_lost").detail["said"] == [[2, "step 7"], [3, "RuntimeError: x"]]
+    # The next coordinator knows them as well.
+    assert replay.fold(world.state.spec, world.records()).nodes["n2"].said == ((2, "step 7"), (3, "RuntimeError: x"))
+
+
+def test_lines_of_an_earlier_group_are_not_shown_as_a_lost_nodes_last() -> None:
+    world = World(spec(2))
+    world.feed(inputs.Heartbeat("n2", said=((2, "step 7"),)))
+    world.fail(0)
+    world.settle()
+    assert world.state.generation == 1
+    world.die("n2")
+    world.settle()
+    assert some(world.state.incident)["evidence"] == []
+
+
 # What a rank's output shows that is no failure: told once, in the journal and in the status, and nothing follows.
 
 

@@ -328,6 +328,25 @@ def test_progress_does_not_depend_on_where_a_read_ends(text: str) -> None:
     assert {cut: one for cut, one in found.items() if one != whole} == {}
 
 
+@pytest.mark.parametrize(
+    ("pieces", "said"),
+    [
+        ([b"one\ntwo\n"], "two"),
+        ([b"one\n\n", b"  \n"], "one"),
+        ([b"one\ntw", b"o\nthr"], "two"),
+        ([b"\r 10%|#  |\r 20%|## |\r"], "20%|## |"),
+        ([b"x" * 5000 + b"\n"], "x" * 200),
+        ([b"half a line"], None),
+    ],
+)
+def test_the_last_whole_line_of_a_rank_is_known(pieces: list[bytes], said: str | None) -> None:
+    reader = StepReader()
+    for piece in pieces:
+        reader.feed("stdout", piece, 5)
+        reader.feed("nccl", b"NCCL INFO of its own\n", 5)
+    assert reader.said == said
+
+
 def seen(pieces: Iterable[bytes], stream: str = "stdout") -> dict[str, Any]:
     """What is read of a text that comes in these pieces."""
     reader = StepReader()
