@@ -41,9 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     shell.add_argument("--job", required=True)
     shell.add_argument("--rank", type=int, required=True)
     shell.add_argument("--pid", type=int, required=True)
-    shell.add_argument("--line", default="", help="a command line to run instead")
     shell.add_argument("--inside", action="store_true", help="this is where the ranks run")
-    shell.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a variable of that command")
     return parser
 
 
@@ -71,8 +69,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.mode == "shell":
         from remote_agent.bridge import shell
 
-        variables = dict(one.split("=", 1) for one in args.set)
-        return shell.main(args.job, args.rank, args.pid, args.line, variables, args.inside)
+        return shell.main(args.job, args.rank, args.pid, args.inside)
     if args.mode in ("probe", "store", "torchrun"):
         return _use_torch(args)
     from remote_agent.engine import engine as engine_part

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from remote_agent.wire.documents import Status
 
 Scope = Literal["job", "node", "rank"]
-Asks = Literal["job", "nodes", "ranks", "signal", "snapshot", "level", "files", "shell", "port", "command"]
+Asks = Literal["job", "nodes", "ranks", "signal", "snapshot", "level", "files", "shell", "port"]
 # A removed node is none any more; one that has no state yet has not joined.
 _OF_JOB = tuple(state for state in NodeState if state != NodeState.REMOVED)
 _OUTSIDE = (NodeState.REMOVED, NodeState.SPARE, NodeState.LOST, NodeState.FAILED, "")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Collection
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.wire.events import EventType
@@ -152,19 +152,12 @@ class Session(Hub):
         """
         return await requests.edited(self, to_restart=to_restart)
 
-    async def shell(
-        self,
-        terminal: Terminal,
-        node: str,
-        rank: int | None,
-        line: str = "",
-        variables: Mapping[str, str] | None = None,
-    ) -> None:
-        """Run a shell, or a command line with these variables, where a rank of a node runs (None: its first).
+    async def shell(self, terminal: Terminal, node: str, rank: int | None) -> None:
+        """Run a shell on this terminal, until it ends, where a rank of a node runs (None: its first).
 
-        It has this terminal until it ends. Raises RequestFailed, Unreachable, HostError.
+        Raises RequestFailed, Unreachable, HostError.
         """
-        await requests.open_shell(self, terminal, node, rank, line, variables or {})
+        await requests.open_shell(self, terminal, node, rank)
 
     async def forward(self, node: str, port: int, local: int | None) -> Forward:
         """Forward a port of this machine to a port of a node, until it or the session is closed.

@@ -1,7 +1,7 @@
 """An operator's shell on this node, as if a rank had started it: its directory, its environment.
 
-In: a job, a rank of it and its pid, a terminal, perhaps a command line. Out: the user's login shell, or that command,
-in place of this process. The rank's variables are read here and sent nowhere.
+In: a job, a rank of it and its pid, a terminal. Out: the user's login shell in place of this process. The rank's
+variables are read here and sent nowhere.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ OF_THE_RANK = ("TORCHELASTIC_ERROR_FILE", "SUPERVISOR_METRICS")
 OF_THE_TERMINAL = ("TERM", "COLORTERM")
 
 
-def main(job: str, rank: int, pid: int, line: str, variables: dict[str, str], inside: bool) -> int:
-    """Become the shell, or the command; returns only where none can be started. Raises OSError, ValueError, Problem.
+def main(job: str, rank: int, pid: int, inside: bool) -> int:
+    """Become the shell; returns only where none can be started. Raises OSError, ValueError, Problem.
 
     `inside`: this process has been started where the ranks run.
     """
@@ -38,33 +38,25 @@ def main(job: str, rank: int, pid: int, line: str, variables: dict[str, str], in
     env = rank_environment(pid, rank)
     if env is not None and not inside:
         _enter(files)
-    if env is None and ("$PID" in line or "${PID" in line):
-        os.write(1, f"rank {rank} has ended: process {pid} may be another one now, so nothing is run\n".encode())
-        return 1
     if env is None:
         env = dict(os.environ)
         directory = working_directory(files, JobSpec.from_json(json.loads(files.spec.read_text())))
-        # The number may be another process's by now.
-        variables.pop("PID", None)
         notice = f"rank {rank} has ended: this is its work tree, with the environment of a login\n"
     else:
         directory = f"/proc/{pid}/cwd"
         env.update({name: os.environ[name] for name in OF_THE_TERMINAL if name in os.environ})
-        notice = "" if line else f"rank {rank} of {job}, process {pid}; exit returns to the screen\n"
-    if "GENERATION" in variables:
-        variables["LOGS"] = str(files.rank(int(variables["GENERATION"]), rank))
+        notice = f"rank {rank} of {job}, process {pid}; exit returns to the screen\n"
     os.write(1, notice.encode())
     os.chdir(directory)
     env["PWD"] = os.getcwd()
     shell = _login_shell()
     os.environ.clear()
-    os.environ.update({**env, **variables})
-    words = ["/bin/sh", "-c", line] if line else [shell]
+    os.environ.update(env)
     if os.isatty(0):
-        os.execv(words[0], words)
+        os.execv(shell, [shell])
     # The SSH server has given no terminal.
     os.environ.setdefault("TERM", "xterm")
-    return os.waitstatus_to_exitcode(pty.spawn(words))
+    return os.waitstatus_to_exitcode(pty.spawn([shell]))
 
 
 def _enter(files: JobFiles) -> None:

@@ -12,7 +12,7 @@ import math
 import re
 import signal
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.wire import Args, CallFailed, WireError
@@ -423,10 +423,8 @@ def _live_ranks(status: Status, ranks: Collection[int] | None) -> dict[str, str]
     }
 
 
-async def open_shell(
-    hub: Hub, terminal: Terminal, node: str, rank: int | None, line: str, variables: Mapping[str, str]
-) -> None:
-    """Run a command line, or without one a shell, where a rank of a node runs, on this terminal.
+async def open_shell(hub: Hub, terminal: Terminal, node: str, rank: int | None) -> None:
+    """Run a shell where a rank of a node runs, on this terminal.
 
     Raises RequestFailed, Unreachable, HostError.
     """
@@ -437,8 +435,6 @@ async def open_shell(
     pids = {one["rank"]: one.get("pid") for one in ranks}
     chosen = min(pids, default=0) if rank is None else rank
     words = ["--job", hub.job, "--rank", str(chosen), "--pid", str(pids.get(chosen) or 0)]
-    words += [f"--line={line}"] if line else []
-    words += [f"--set={name}={value}" for name, value in variables.items()]
     await link.node.run_on(terminal, hub.agent, "shell", *words)
 
 

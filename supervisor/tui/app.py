@@ -179,7 +179,7 @@ class SupervisorApp(App[int], inherit_bindings=False):
         self.glyphs = Glyphs(ascii_only or not terminal.is_utf8())
         self.job_view: JobView = take(source)
         self.config = config
-        self.key_table: Sequence[keys.KeyBinding] = (*keys.changed(config.keys), *keys.of_commands(config.commands))
+        self.key_table: Sequence[keys.KeyBinding] = keys.changed(config.keys)
         self.set_keymap({f"{name}.{mode}": keys for name, keys in config.keys.items() for mode in self.MODES})
         self.keyboard = Keyboard(self, self._take_typed)
         self._is_shown, self._drawn = asyncio.Event(), (-1, False)
@@ -233,8 +233,6 @@ class SupervisorApp(App[int], inherit_bindings=False):
         """Start the timer."""
         self._is_shown.set()
         self.set_class(self.glyphs.ascii, "-ascii")
-        for key in keys.of_commands(self.config.commands):
-            self.bind(key.keys, key.action, show=False)
         if not self.has_job:
             self.switch_mode(keys.HOME)
         elif self.source.launching or self.job_view.problem:
@@ -561,13 +559,6 @@ class SupervisorApp(App[int], inherit_bindings=False):
             self.open_incident(events[index]["detail"]["id"])
         else:
             self.open_log(self.target_of_event(index))
-
-    def action_command(self, name: str) -> None:
-        """Run one of the user's commands on the selection."""
-        screen = self.active_screen
-        if screen is not None and screen.NAME != keys.HOME:
-            command = next(one for one in self.config.commands if one.id == name)
-            ActionDialogs(self).begin(command, screen.selection())
 
     def action_answer(self) -> None:
         """Ask what ssh asks for the hosts that are waiting for it."""

@@ -1,7 +1,7 @@
 """The keys of every screen; the letters of actions come from `supervisor.actions`.
 
-In: config.toml: `[keys]`, with `id = "keys"`, and the user's commands. Out: bindings, footers and help from one table;
-UsageError that names file and line.
+In: config.toml: `[keys]`, with `id = "keys"`. Out: bindings, footers and help from one table; UsageError that names
+file and line.
 
 Never bound: ctrl+s q z a b h i j m, which terminals, shells and tmux use.
 """
@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from textual.binding import Binding
 from textual.keys import Keys, _character_to_key
 
-from supervisor.actions import ACTIONS
 from supervisor.errors import UsageError
 from supervisor.paths import config_dir
-from supervisor.tui import commands
 from supervisor.tui.themes import at
 
 if TYPE_CHECKING:
@@ -336,16 +334,6 @@ def changed(changes: Mapping[str, str]) -> tuple[KeyBinding, ...]:
     return tuple(dataclasses.replace(key, keys=changes.get(key.id, key.keys)) for key in KEYS)
 
 
-def of_commands(own: Sequence[commands.Command]) -> tuple[KeyBinding, ...]:
-    """Return the keys of the user's commands; the application binds them."""
-
-    def binding(one: commands.Command) -> KeyBinding:
-        help_text = f"{one.label}: {one.line}"
-        return KeyBinding(one.id, one.key, f"app.command({one.id!r})", one.label, help_text, "job", palette=True)
-
-    return tuple(map(binding, own))
-
-
 def of(screen: str, table: Sequence[KeyBinding] = KEYS) -> list[KeyBinding]:
     """Return the keys that work on a screen."""
     wheres = {"any", screen} | ({"job"} if screen != HOME else set())
@@ -386,7 +374,6 @@ class Config(NamedTuple):
     """The changed keys by id."""
     notice: str
     """One of NOTICES."""
-    commands: tuple[commands.Command, ...] = ()
 
 
 NO_CONFIG: Final = Config({}, NOTICES[0])
@@ -403,8 +390,8 @@ def load_config() -> Config:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"{path}: {error}") from error
     for name in data:
-        if name not in ("keys", "notice", "commands"):
-            hint = 'there are notice = "bell", [keys] with id = "keys", and [commands.NAME]'
+        if name not in ("keys", "notice"):
+            hint = 'there are notice = "bell", and [keys] with id = "keys"'
             raise UsageError(f"{at(path, text, name)}: unknown key {name!r}", hint)
     notice = data.get("notice", NOTICES[0])
     if notice not in NOTICES:
@@ -414,20 +401,8 @@ def load_config() -> Config:
     if not isinstance(table, dict):
         raise UsageError(f"{at(path, text, 'keys')}: [keys] must be a table")
     changes = {name: _read_entry(name, value, at(path, text, name, "keys")) for name, value in table.items()}
-    own = tuple(_with_key(one) for one in commands.read(data.get("commands", {}), path, text))
-    places = {name: at(path, text, name, "keys") for name in changes} | {one.id: one.place for one in own}
-    _check_twice((*changed(changes), *of_commands(own)), places)
-    return Config(changes, notice, own)
-
-
-def _with_key(command: commands.Command) -> commands.Command:
-    """Return the command with Textual's name of its key, which must be free in the menu of actions, too."""
-    key = _key_name(command.key, command.place)
-    taken = next((action.label for action in ACTIONS if action.op and action.key == display(key)), None)
-    if taken is not None:
-        text = f"{command.place}: {command.id}: {display(key)!r} is {taken!r} in the menu of actions"
-        raise UsageError(text, FREE_KEY)
-    return dataclasses.replace(command, key=key)
+    _check_twice(changed(changes), {name: at(path, text, name, "keys") for name in changes})
+    return Config(changes, notice)
 
 
 def _read_entry(name: str, value: Any, where: str) -> str:

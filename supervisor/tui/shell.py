@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from remote_agent.wire.documents import JournalEvent
     from supervisor.session import Session
-    from supervisor.tui.keys import Config, KeyBinding
+    from supervisor.tui.keys import KeyBinding
     from supervisor.tui.looks import Glyphs
     from supervisor.tui.model import JobView
     from supervisor.tui.preferences import Preferences
@@ -66,7 +66,6 @@ class Shell(Protocol):
     palette: Palette
     glyphs: Glyphs
     key_table: Sequence[KeyBinding]
-    config: Config
     read_only: bool
     home: HomeSource | None
     """The jobs of all inventories; None where there is no switching."""

@@ -93,21 +93,6 @@ class Lent:
                 process.kill()
                 await process.wait()
 
-    async def wait_enter(self) -> None:
-        """Leave what was printed on the terminal until enter is pressed."""
-        with contextlib.suppress(termios.error):
-            # Input that was typed for the command is no answer to this.
-            termios.tcflush(0, termios.TCIFLUSH)
-        _write_all(1 if os.isatty(1) else 2, b"\r\n[enter returns to the screen] ")
-        loop, typed = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(0, typed.set)
-        try:
-            await typed.wait()
-        finally:
-            loop.remove_reader(0)
-            with contextlib.suppress(termios.error):
-                termios.tcflush(0, termios.TCIFLUSH)
-
     async def connect(self, program: Remote) -> None:
         """Pass bytes between the terminal and a program on another machine until that ends."""
         loop = asyncio.get_running_loop()

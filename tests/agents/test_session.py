@@ -128,11 +128,6 @@ async def a_shell_is_where_the_rank_is(session: Session, made: Hosts) -> None:
         await asyncio.wait_for(session.shell(typist, "n2", rank), WAIT_S)
         assert f"is 1 {made.home('n2') / 'trees'}/" in typist.seen.decode(), typist.seen
         assert b" []" in typist.seen
-    typist = Typist()
-    line = 'echo "line $RANK $NODE $(basename $LOGS) $PWD"'
-    values = {"NODE": "n2; reboot", "GENERATION": str(session.status["generation"])}
-    await asyncio.wait_for(session.shell(typist, "n2", 1, line, values), WAIT_S)
-    assert f"line 1 n2; reboot rank_1 {made.home('n2') / 'trees'}/" in typist.seen.decode(), typist.seen
     gone = Typist()
     await asyncio.wait_for(session.shell(gone, "n2", 5), WAIT_S)
     assert b"rank 5 has ended" in gone.seen

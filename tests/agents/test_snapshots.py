@@ -117,6 +117,15 @@ async def test_a_group_resumes_from_the_last_complete_snapshot_when_its_saver_is
         assert chosen["placed"]["n2"]["placed"] == {kept["id"]: None}
         assert await resumed(nodes, 1) == {"n1": step, "n2": step}
 
+        # With the second heartbeat that has a step, the last line of the first has been taken.
+        steps: set[int | None] = set()
+
+        async def has_reported() -> bool:
+            (rank,) = (await nodes.call("n1", "status"))["nodes"][1]["ranks"]
+            steps.add(rank.get("step"))
+            return len(steps - {None}) > 1
+
+        await until(has_reported)
         agent = next(one["agent_pid"] for one in (await nodes.call("n1", "status"))["nodes"] if one["name"] == "n2")
         engine = int(stat_fields(pids["1"])[1])
         os.kill(agent, signal.SIGKILL)

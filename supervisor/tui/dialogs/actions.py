@@ -12,8 +12,7 @@ from remote_agent.text.names import count, ranges
 from supervisor import actions
 from supervisor.actions import ACTIONS, Action
 from supervisor.errors import SupervisorError, why
-from supervisor.tui import keys, times
-from supervisor.tui.commands import Command
+from supervisor.tui import times
 from supervisor.tui.dialogs.base import ButtonDialog, DialogButton, Menu, MenuItem, TextDialog
 from supervisor.tui.dialogs.programs import Programs, target_name
 from supervisor.tui.dialogs.requests import PROBLEMS, Requests
@@ -25,7 +24,7 @@ from supervisor.wording.stacks import stacks_lines
 from supervisor.wording.status import snapshot_words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from supervisor.session import Session
     from supervisor.tui.model import NodeRow
@@ -51,16 +50,14 @@ class RankSet(NamedTuple):
     ranks: list[int]
 
 
-def offered(own: Sequence[Command] = ()) -> list[Action]:
-    """Return the actions of the menu: those that change something, the question for stacks, and the user's commands."""
-    ours = (action for action in ACTIONS if action.key and action.op and (changes(action) or action.op in ANSWERS))
-    return [*ours, *own]
+def offered() -> list[Action]:
+    """Return the actions of the menu: those that change something, and the question for stacks."""
+    return [action for action in ACTIONS if action.key and action.op and (changes(action) or action.op in ANSWERS)]
 
 
 def changes(action: Action) -> bool:
     """Return whether it changes the job or acts on the nodes; refused with --read-only."""
-    on_node = action.on_node if isinstance(action, Command) else action.op in ("keep", "shell", "forward")
-    return action.destructive or on_node
+    return action.destructive or action.op in ("keep", "shell", "forward")
 
 
 class ActionDialogs:
@@ -80,7 +77,6 @@ class ActionDialogs:
             "files": self._ask_sync,
             "shell": programs.open_shell,
             "port": programs.ask_port,
-            "command": programs.begin_command,
         }
 
     # --- menu
@@ -88,7 +84,7 @@ class ActionDialogs:
     def open_menu(self, target: Target) -> None:
         """Show the actions, each with its target."""
 
-        actions_by_id = {action.id: action for action in offered(self._shell.config.commands)}
+        actions_by_id = {action.id: action for action in offered()}
 
         def items() -> list[MenuItem]:
             return [self._item(action, target) for action in actions_by_id.values()]
@@ -111,9 +107,6 @@ class ActionDialogs:
     def _item(self, action: Action, target: Target) -> MenuItem:
         job_view = self._shell.job_view
         off = self._obstacle(action)
-        if isinstance(action, Command):
-            letter = keys.display(action.key)
-            return MenuItem(action.id, letter if len(letter) == 1 else "", action.label, action.help, off)
         if not off and not job_view.state:
             off = "the job cannot be reached" if job_view.problem else "still connecting to the job"
         elif not off and action.scope == "node" and not self._candidates(action):
@@ -126,9 +119,7 @@ class ActionDialogs:
     def _obstacle(self, action: Action) -> str:
         if self._shell.read_only and changes(action):
             return "this supervisor is read-only"
-        # A command on this machine needs no job that runs.
-        is_of_job = changes(action) or not isinstance(action, Command)
-        return "the job has ended" if self._shell.job_view.ended and is_of_job else ""
+        return "the job has ended" if self._shell.job_view.ended else ""
 
     def _candidates(self, action: Action) -> list[NodeRow]:
         nodes = self._shell.job_view.nodes

@@ -182,7 +182,7 @@ def _run(shell: Shell, name: str, target: Target) -> None:
 def open_help(shell: Shell, screen: str) -> None:
     """Show the keys of a screen, and the letters of the menu of actions."""
     bound = keys.of(screen, shell.key_table)
-    offers = offered(shell.config.commands)
+    offers = offered()
     letters = [PaletteEntry(one.id, one.label, one.help, keys.display(one.key)) for one in offers]
     sections = [
         ("this screen", [_help_entry(key) for key in bound if key.where not in _EVERYWHERE]),

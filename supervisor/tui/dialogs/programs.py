@@ -1,28 +1,20 @@
-"""Programs on the terminal, here or on a node, and forwarded ports: what needs the selected node but changes no job.
+"""A shell on the terminal, and forwarded ports: what needs the selected node but changes no job.
 
-In: a selection, the user's commands, answers of dialogs. Out: shells and commands on the terminal; ports of this
-machine.
+In: a selection, answers of dialogs. Out: shells on the terminal; ports of this machine.
 """
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from textual.app import SuspendNotSupported
 
-from supervisor.tui.dialogs.base import Confirm
 from supervisor.tui.dialogs.ports import PortDialog, Ports
 from supervisor.tui.dialogs.requests import PROBLEMS, Requests
-from supervisor.tui.shell import Target
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from supervisor.actions import Action
-    from supervisor.tui.commands import Command
-    from supervisor.tui.shell import Level, Shell
+    from supervisor.tui.shell import Level, Shell, Target
     from supervisor.tui.terminal import Lent
 
 
@@ -49,9 +41,6 @@ class Programs:
         async def use(terminal: Lent) -> None:
             await self._shell.source.shell(terminal, node, target.rank)
 
-        self._run_on_terminal(action, use)
-
-    def _run_on_terminal(self, action: Action, use: Callable[[Lent], Awaitable[None]]) -> None:
         async def run() -> None:
             try:
                 await self._shell.lend(use)
@@ -61,49 +50,6 @@ class Programs:
                 self._requests.refused(action.label, error)
 
         self._shell.run_worker(run, exit_on_error=False, exclusive=True, group="shell")
-
-    def begin_command(self, command: Command, target: Target) -> None:
-        """Run a command of the user on the selection, after a question if the user wants one."""
-        node = self._one_node(command, target) if command.scope != "job" else None
-        if command.scope != "job" and node is None:
-            return
-        if command.scope == "rank" and target.rank is None:
-            self._requests.warn(f"{command.label}: select a rank")
-            return
-        target = Target(node, target.rank)
-        try:
-            variables = command.variables(self._shell.job_view, node, target.rank)
-        except LookupError as error:
-            self._requests.warn(f"{command.label}: {error}")
-            return
-        if not command.confirm:
-            self._run_command(command, target, variables)
-            return
-        here = f"this machine, in {Path.cwd()}"
-        where = (
-            f"{target_name(self._shell, target)}, in the rank's directory and environment" if command.on_node else here
-        )
-        facts = [("Command", command.line), ("Where", where)]
-        for name in command.used:
-            value = f"{name}={variables[name]}" if name in variables else f"{name}, set on the node"
-            facts.append(("With" if len(facts) == 2 else "", value))
-
-        def answered(answer: str | None) -> None:
-            if answer == "yes":
-                self._run_command(command, target, variables)
-
-        self._shell.push_screen(Confirm(f"Run {command.label}?", facts, "Run"), answered)
-
-    def _run_command(self, command: Command, target: Target, variables: dict[str, str]) -> None:
-        async def use(terminal: Lent) -> None:
-            if command.on_node and target.node is not None:
-                await self._shell.source.shell(terminal, target.node, target.rank, command.line, variables)
-            else:
-                await terminal.run(["sh", "-c", command.line], {**os.environ, **variables})
-            if command.wait:
-                await terminal.wait_enter()
-
-        self._run_on_terminal(command, use)
 
     def _one_node(self, action: Action, target: Target) -> str | None:
         """Return the selected node; otherwise a notice, and None."""
