@@ -64,7 +64,7 @@ class Past:
         self._asking, self._asked_at, self._wanted = True, time.monotonic(), wanted
         seconds = RECENT_S if recent else self._length_s(job_view)
         work = self._fetch(query(kinds, ids, seconds, points, nodes), job_view.ended)
-        self._shell.run_worker(work, group="series", exit_on_error=False)
+        self._shell.app.run_worker(work, group="series", exit_on_error=False)
 
     async def _fetch(self, wanted: SeriesQuery, ended: bool) -> None:
         try:

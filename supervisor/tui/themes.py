@@ -306,3 +306,70 @@ def _meant(key: str, known: Iterable[str]) -> str:
 def fallback() -> Skin:
     """Return a theme that needs no file, for a broken installation."""
     return parse({"name": DEFAULT_THEME, "primary": "#6cb6ff"}, Path(DEFAULT_THEME))
+
+
+class Chooser:
+    """The theme that an application uses, of all that there are."""
+
+    def __init__(self, app: App[int], given: str | None) -> None:
+        """`given`: what counts for every job."""
+        self._app = app
+        self._is_given = given is not None
+        self.skins, self._problems = load_all()
+        self._stamp = stamp()
+        self._css_file = ""
+        self.use(given or DEFAULT_THEME)
+
+    def use(self, name: str) -> None:
+        """Use a theme."""
+        skin = self.skins.get(name)
+        if skin is None:
+            known = ", ".join(sorted(self.skins))
+            self._problems.append(f"no theme named {name}; known themes: {known or 'none'}")
+            skin = self.skins.get(DEFAULT_THEME) or fallback()
+        self.palette = skin.palette
+        app = self._app
+        app.register_theme(skin.theme)
+        app.stylesheet.source.pop((self._css_file, ""), None)
+        self._css_file = skin.css_file
+        if skin.css:
+            app.stylesheet.add_source(skin.css, (skin.css_file, ""), tie_breaker=1)
+        if app.theme == skin.name and app.is_running:
+            # Textual does not reload a theme that keeps its name.
+            app.call_next(app.refresh_css, animate=False)
+        app.theme = skin.name
+
+    def prefer(self, name: str) -> None:
+        """Use the theme that a job had before, if it is there and no other one is given."""
+        if name in self.skins and not self._is_given:
+            self.use(name)
+
+    def use_next(self) -> None:
+        """Use the next theme in the order of their names."""
+        names = sorted(self.skins)
+        if names:
+            at = names.index(self.palette.name) if self.palette.name in names else -1
+            self.use(names[(at + 1) % len(names)])
+
+    def take_problems(self) -> list[str]:
+        """Return what was wrong with themes since the last call."""
+        problems, self._problems = self._problems, []
+        return problems
+
+    def reread(self) -> bool:
+        """Load changed theme files; with an error, the present theme stays. Returns whether it has changed."""
+        newest = stamp()
+        if newest == self._stamp:
+            return False
+        self._stamp = newest
+        before, (skins, problems) = self.skins, load_all()
+        self._problems += problems
+        name = self.palette.name
+        if name not in skins or any(f"/{name}." in problem for problem in problems):
+            # The colours stay while a file is being written.
+            skins[name] = before.get(name) or fallback()
+        self.skins = skins
+        has_changed = skins[name] != before.get(name)
+        if has_changed:
+            self.use(name)
+        return has_changed

@@ -18,6 +18,7 @@ from supervisor.logs.selection import Selection
 from supervisor.session import Session
 from supervisor.tui import times
 from supervisor.tui.app import SupervisorApp
+from supervisor.tui.shell import ShellOptions
 from tests.agents.test_session_hosts import WAIT_S, Hosts, hosts
 from tests.agents.test_session_verbs import Cli
 from tests.screens.screens import press, rest, running_app, text_of, until
@@ -118,8 +119,8 @@ def compared(made: Hosts, path: Path) -> None:
         bundle, session = await opened(open_inventory(path)), await opened(made.inventory())
         try:
             with times.read_from(lambda: now_s):
-                shown = await screens_of(SupervisorApp(bundle, read_only=True))
-                await come_to(SupervisorApp(session, read_only=True), shown)
+                shown = await screens_of(SupervisorApp(bundle, ShellOptions(read_only=True)))
+                await come_to(SupervisorApp(session, ShellOptions(read_only=True)), shown)
             assert len(bundle.events) == len(session.events)
             assert [event["time"] for event in bundle.events] == [event["time"] for event in session.events]
             given, kept = [(await one.merged(ALL, 4096)).rows for one in (session, bundle)]

@@ -23,6 +23,7 @@ from textual.pilot import Pilot
 from textual.strip import Strip
 
 from supervisor.tui.app import SupervisorApp
+from supervisor.tui.shell import ShellOptions
 from tests.screens.recorded import RecordedSession, load
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
@@ -37,7 +38,8 @@ async def running(
     session: RecordedSession, size: tuple[int, int] = (80, 24), **options: Any
 ) -> AsyncIterator[tuple[SupervisorApp, Pilot[int]]]:
     """The application with its first screen painted."""
-    app = SupervisorApp(session, **options)
+    theme = options.pop("theme", None)
+    app = SupervisorApp(session, ShellOptions(**options), theme=theme)
     async with running_app(app, size, ascii_only=options.get("ascii_only", False)) as pilot:
         yield app, pilot
 
@@ -58,7 +60,7 @@ async def running_app(
 ) -> AsyncIterator[Pilot[int]]:
     """An application with its first screen painted."""
     # The test runner's own output may not be UTF-8, as a terminal's is.
-    app.glyphs = type(app.glyphs)(ascii_only)
+    app.shell.glyphs = type(app.shell.glyphs)(ascii_only)
     async with app.run_test(size=size, notifications=True) as pilot:
         await settle(app, pilot)
         yield pilot

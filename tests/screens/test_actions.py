@@ -14,7 +14,6 @@ from supervisor.errors import RequestFailed
 from supervisor.tui.dialogs import base
 from supervisor.tui.dialogs.actions import ActionDialogs, changes, offered
 from supervisor.tui.dialogs.ports import read_ports
-from supervisor.tui.shell import Target
 from tests.screens import recorded
 from tests.screens.screens import compare, playing, press, running, settle, type_key
 
@@ -183,7 +182,7 @@ async def test_read_only_offers_nothing_and_sends_nothing() -> None:
         text = await press(app, pilot, "q")
         assert "Stop the job" not in text
         for action in filter(changes, offered()):
-            ActionDialogs(app).begin(action, app.active_screen.selection() if app.active_screen else Target())
+            ActionDialogs(app.shell).begin(action, app.shell.active_screen.selection())
         await settle(app, pilot)
         assert session.requests == []
 
@@ -209,11 +208,11 @@ async def test_marked_nodes_are_one_request() -> None:
         assert session.requests == [("remove", {"nodes": ["n2", "n3"], "if_generation": 1})]
         assert "1 done, 1 failed" in text
         # What was done is no longer marked.
-        assert app.preferences.nodes == ["n3"]
+        assert app.shell.preferences.nodes == ["n3"]
         assert "Remove node n3" in await press(app, pilot, "right", "enter")
         assert "marked" not in await press(app, pilot, "escape", "U")
         await press(app, pilot, "asterisk")
-        assert app.preferences.nodes == ["n4"]
+        assert app.shell.preferences.nodes == ["n4"]
 
 
 async def test_marks_of_ranks_stay_with_their_numbers() -> None:

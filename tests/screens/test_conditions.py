@@ -104,7 +104,6 @@ async def test_the_terminal_has_the_condition_in_its_title_and_calls(monkeypatch
         ]
         # Hung, running again, degraded; an operator's restart calls nobody.
         assert written.count("bell") == 3
-        assert app.config.notice == "bell"
     assert written[-1] == "\x1b[23;2t", "the terminal gets its own title back"
     assert title_sequence("x", {"TERM": "linux"}) == ""
 
@@ -184,7 +183,7 @@ async def test_the_page_of_a_healed_hang_is_in_the_past_without_advice(later: An
         app.tick()
         await pilot.pause()
         assert "hung for 34 s" in screen_text(app), "it counts although no new status has arrived"
-        session: Any = app.source
+        session: Any = app.shell.source
         session.status.update(condition="running", incident=HEALED)
         session.touch(incidents=[HEALED])
         text = await press(app, pilot, "g")

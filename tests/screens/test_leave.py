@@ -91,7 +91,7 @@ async def test_a_notice_does_not_cover_a_question() -> None:
         choices = [base.DialogButton("no", "Cancel"), base.DialogButton("yes", "Stop the job")]
         app.push_screen(base.ButtonDialog("Stop?", facts, choices, "no"))
         before = (await settle(app, pilot)).splitlines()
-        app.say("a notice " * 40, title="refused", level="error", seconds=60)
+        app.shell.say("a notice " * 40, title="refused", level="error", seconds=60)
         await until(app, pilot, lambda: "a notice" in text_of(app))
         after = (await settle(app, pilot)).splitlines()
         top, bottom = (next(at for at, line in enumerate(before) if sign in line) for sign in "╭╰")
@@ -159,7 +159,7 @@ async def test_home_alone_shows_all_jobs_at_every_size() -> None:
         type_key(app, "q")
         await until(app, pilot, lambda: app.return_value is not None)
     compare("home", texts)
-    assert (app.return_value, app.choice, home.running) == (0, None, 0)
+    assert (app.return_value, app.shell.choice, home.running) == (0, None, 0)
 
 
 async def test_home_fills_as_hosts_answer() -> None:
@@ -171,7 +171,7 @@ async def test_home_fills_as_hosts_answer() -> None:
         assert "llama-8b" not in await press(app, pilot, "slash", *"sweep", "enter")
         type_key(app, "enter")
         await until(app, pilot, lambda: app.return_value is not None)
-        assert app.choice == JobChoice("", "sweep-4")
+        assert app.shell.choice == JobChoice("", "sweep-4")
 
 
 async def test_home_is_a_key_away_and_asks_hosts_only_while_it_is_seen() -> None:
@@ -189,7 +189,7 @@ async def test_home_is_a_key_away_and_asks_hosts_only_while_it_is_seen() -> None
         session.launching = False
         type_key(app, "enter")
         await until(app, pilot, lambda: app.return_value is not None)
-        assert app.choice == JobChoice("/lab/gpu.toml", "hang-1")
+        assert app.shell.choice == JobChoice("/lab/gpu.toml", "hang-1")
 
 
 async def test_there_is_no_home_where_the_hosts_are_part_of_the_program() -> None:

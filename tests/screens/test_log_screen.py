@@ -117,7 +117,7 @@ async def test_a_rank_is_followed_to_another_node() -> None:
     session = talking()
     session.write(("n2", 0, 3, "stdout"), b"alive on n2")
     async with running(session) as (app, pilot):
-        app.open_log(Target("n2", 3))
+        app.shell.open_log(Target("n2", 3))
         assert "rank 3 on n2, stdout+stderr" in await settle(app, pilot)
         await press(app, pilot, "s")
         first, second = session.status["nodes"]
@@ -456,17 +456,17 @@ async def test_a_place_is_shown_without_the_filter_which_comes_back() -> None:
     async with running(numbered(300)) as (app, pilot):
         await press(app, pilot, "4")
         await answer(app, pilot, "&", "line 0002")
-        app.open_place(LogPlace("n1", 0, 0, "stdout", 101))
+        app.shell.open_log(LogPlace("n1", 0, 0, "stdout", 101))
         await see(app, pilot, "line 000100")
         await until(app, pilot, lambda: "the filter is off for this log" in text_of(app))
         assert "+line 0002" not in text_of(app)
-        assert app.preferences.log_filter == RecordFilter(("line 0002",)), "it is the job's for all that"
+        assert app.shell.preferences.log_filter == RecordFilter(("line 0002",)), "it is the job's for all that"
         await press(app, pilot, "backslash")
         await see(app, pilot, "line 000200")
         assert "+line 0002" in text_of(app)
-        app.open_place(LogPlace("n1", 0, 0, "stdout", 101))
+        app.shell.open_log(LogPlace("n1", 0, 0, "stdout", 101))
         await see(app, pilot, "line 000100")
-        app.open_log(Target())
+        app.shell.open_log(Target())
         await until(app, pilot, lambda: "+line 0002" in text_of(app))
 
 

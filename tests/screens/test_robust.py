@@ -99,13 +99,13 @@ async def test_an_empty_no_color_means_nothing(monkeypatch: pytest.MonkeyPatch) 
 
 async def test_every_theme_draws_every_kind_of_screen() -> None:
     async with running(recorded.load("restarting_4x2"), (100, 30)) as (app, pilot):
-        names = [app.palette.name]
-        for _ in app.skins:
+        names = [app.shell.palette.name]
+        for _ in app.shell.themes.skins:
             text = await press(app, pilot, "escape", "escape", "T")
-            assert app.palette.name in text
-            names.append(app.palette.name)
+            assert app.shell.palette.name in text
+            names.append(app.shell.palette.name)
             await press(app, pilot, "x", "escape", "5", "4", "question_mark", "escape", "q", "escape", "colon")
-        assert set(names) == set(app.skins)
+        assert set(names) == set(app.shell.themes.skins)
 
 
 async def test_text_of_a_node_cannot_move_the_cursor_or_the_layout() -> None:
@@ -152,7 +152,7 @@ async def test_widgets_titles_and_copies_are_text_whatever_they_are_given() -> N
 
 async def test_only_one_pane_looks_focused() -> None:
     async with running(recorded.load("running_2x2")) as (app, pilot):
-        accent = app.palette.style("accent").color
+        accent = app.shell.palette.style("accent").color
 
         def is_lit(pane: Widget) -> bool:
             title = strips_of(app)[pane.region.y].crop(pane.region.x, pane.region.right)
@@ -196,7 +196,7 @@ async def test_the_newest_incident_and_the_one_of_an_event() -> None:
         assert "incident 1," in text_of(app), "a new one moves nobody"
         assert "incident 1," in await press(app, pilot, "1", "5")
         assert "incident 4," in await press(app, pilot, "1", "i")
-        app.open_event(session.events.index(event))
+        app.shell.open_event(session.events.index(event))
         assert "incident 1," in await settle(app, pilot)
         await press(app, pilot, "1")
         session.touch(ended=True, status={**session.status, "state": "failed", "incident": session.incidents[-1]})
@@ -230,5 +230,5 @@ async def test_a_lost_node_without_ranks_stays_on_the_heat_map() -> None:
 
 async def test_an_unknown_theme_is_a_notice() -> None:
     async with running(recorded.load("running_2x2"), (160, 48), theme="x") as (app, _):
-        assert app.palette.name == themes.DEFAULT_THEME
+        assert app.shell.palette.name == themes.DEFAULT_THEME
         assert "no theme named x" in text_of(app)

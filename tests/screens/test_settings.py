@@ -86,7 +86,7 @@ async def test_themes_are_taken_while_the_screen_runs(themes: Path) -> None:
         (themes / "mine.toml").write_text("primary = '#112233'\nbackground = '#010203'\n")
         (themes / "mine.tcss").write_text("#alert { background: #040506; }")
         app.reread_themes()
-        app.set_skin("mine")
+        app.shell.set_theme("mine")
         await settle(app, pilot)
         assert app.screen.styles.background.hex == "#010203"
         assert app.screen.query_one("#alert").styles.background.hex == "#040506"
@@ -100,7 +100,7 @@ async def test_themes_are_taken_while_the_screen_runs(themes: Path) -> None:
         (themes / "mine.toml").write_text("primary = '#112233'\nbackground = '#0a0b0'\n")
         app.reread_themes()
         assert "mine.toml:2" in (await settle(app, pilot)).replace("\n", "").replace(" ", "")
-        assert app.palette.name == "mine"
+        assert app.shell.palette.name == "mine"
         assert app.screen.styles.background.hex == "#0A0B0C"
 
 
@@ -210,7 +210,7 @@ def test_what_was_set_for_a_job_is_there_at_the_next_look() -> None:
         session.job = job
         async with running(session, (120, 30)) as (app, pilot):
             text = await press(app, pilot, *keys)
-            return app.palette.name, text
+            return app.shell.palette.name, text
 
     theme, _ = asyncio.run(look("one", "T", "4", "z", "t", *"&lossy", "enter", "v"))
     again, text = asyncio.run(look("one", "4"))

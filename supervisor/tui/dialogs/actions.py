@@ -102,7 +102,7 @@ class ActionDialogs:
             if name is not None:
                 use(name)
 
-        self._shell.push_screen(Menu(title, items), chosen)
+        self._shell.app.push_screen(Menu(title, items), chosen)
 
     def _item(self, action: Action, target: Target) -> MenuItem:
         job_view = self._shell.job_view
@@ -156,7 +156,7 @@ class ActionDialogs:
     def _ask_sync(self, action: Action, _target: Target) -> None:
         # The worker is exclusive because the key may be pressed again while a large tree is read.
         work = SyncDialogs(self._shell).offer(action)
-        self._shell.run_worker(work, exit_on_error=False, exclusive=True, group="edited")
+        self._shell.app.run_worker(work, exit_on_error=False, exclusive=True, group="edited")
 
     def _choose_node(self, action: Action) -> None:
         if not self._candidates(action):
@@ -208,7 +208,7 @@ class ActionDialogs:
                 args = (("env", dict(choice.env)), ("later", answer == "later"))
                 self._requests.begin(dataclasses.replace(action, args=args), (), generation)
 
-        self._shell.push_screen(ButtonDialog(f"{action.label}?", facts, buttons, "cancel"), answered)
+        self._shell.app.push_screen(ButtonDialog(f"{action.label}?", facts, buttons, "cancel"), answered)
 
     # --- actions on ranks
 
@@ -237,7 +237,7 @@ class ActionDialogs:
 
     def _apply(self, action: Action, ranks: RankSet) -> None:
         if action.op in ANSWERS:
-            self._shell.push_screen(AnswerDialog(self._shell.source, str(action.op), ranks))
+            self._shell.app.push_screen(AnswerDialog(self._shell.source, str(action.op), ranks))
             return
         request = dataclasses.replace(action, args=(("ranks", ranks.ranks),))
         self._requests.begin(request, tuple(str(rank) for rank in ranks.ranks), None)
@@ -264,11 +264,11 @@ class ActionDialogs:
         """Ask whether to detach (the default) or to stop the job; exit at once if it has ended."""
         job_view, failure = self._shell.job_view, self._shell.source.failure
         if not self._shell.has_job:
-            self._shell.exit(0)
+            self._shell.app.exit(0)
         elif job_view.ended or self._shell.bundle_text:
-            self._shell.exit(job_view.exit_status or 0)
+            self._shell.app.exit(job_view.exit_status or 0)
         elif failure is not None and not job_view.state:
-            self._shell.exit(int(getattr(failure, "exit_status", 3)))
+            self._shell.app.exit(int(getattr(failure, "exit_status", 3)))
         elif self._shell.source.launching:
             self._ask_abort()
         else:
@@ -288,12 +288,12 @@ class ActionDialogs:
 
         def answered(answer: str | None) -> None:
             if answer == "detach":
-                self._shell.exit(0)
+                self._shell.app.exit(0)
             elif answer == "stop":
                 self._shell.leave_at_end(True)
                 self.begin(actions.BY_ID["job.stop"], Target())
 
-        self._shell.push_screen(ButtonDialog("Leave?", facts, buttons, "detach", "detach"), answered)
+        self._shell.app.push_screen(ButtonDialog("Leave?", facts, buttons, "detach", "detach"), answered)
 
     def _ask_abort(self) -> None:
         facts = [("", "The hosts are still being brought up. Aborting stops what was started on them.")]
@@ -301,14 +301,14 @@ class ActionDialogs:
 
         def answered(answer: str | None) -> None:
             if answer == "abort":
-                self._shell.run_worker(self._abort(), exit_on_error=False, group="requests")
+                self._shell.app.run_worker(self._abort(), exit_on_error=False, group="requests")
 
-        self._shell.push_screen(ButtonDialog("Leave?", facts, buttons, "cancel", "abort"), answered)
+        self._shell.app.push_screen(ButtonDialog("Leave?", facts, buttons, "cancel", "abort"), answered)
 
     async def _abort(self) -> None:
         self._shell.say("stopping what was started on the hosts")
         await self._shell.source.cancel_launch()
-        self._shell.exit(int(getattr(self._shell.source.failure, "exit_status", 3)))
+        self._shell.app.exit(int(getattr(self._shell.source.failure, "exit_status", 3)))
 
 
 async def _stacks(source: Session, ranks: list[int]) -> list[str]:

@@ -6,7 +6,7 @@ In: text, buttons, items. Out: the answer; a dialog that is closed without one o
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, TypeVar
 
 from textual import events, on
 from textual.await_complete import AwaitComplete
@@ -17,6 +17,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Button, Input, Static
 
 from supervisor.tui.rows.spans import Row, clean, fit, width_of, wrap
+from supervisor.tui.shell import shell_of
 from supervisor.tui.widgets.lines import CellSelection
 from supervisor.tui.widgets.picker import Picker
 
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.widget import Widget
 
-    from supervisor.tui.shell import Shell
-    from supervisor.tui.widgets.lines import Chrome
 
 T = TypeVar("T")
 
@@ -61,7 +60,7 @@ class Dialog(CellSelection[T], ModalScreen[T], inherit_bindings=False):
     @property
     def more(self) -> str:
         """The mark of a cut text."""
-        return cast("Chrome", self.app).glyphs.more
+        return shell_of(self.app).glyphs.more
 
     def compose(self) -> ComposeResult:
         """Yield title and content in a box."""
@@ -281,7 +280,7 @@ class TextDialog(RowsDialog):
 
     def action_copy(self) -> None:
         """Copy the whole text to the clipboard."""
-        cast("Shell", self.app).copy(self._text)
+        shell_of(self.app).copy(self._text)
 
 
 class MenuItem(NamedTuple):

@@ -139,15 +139,13 @@ class Help(RowsDialog):
 def open_palette(shell: Shell) -> None:
     """Open the palette for the visible screen."""
     screen = shell.active_screen
-    if screen is None:
-        return
     target = screen.selection()
 
     def chosen(name: str | None) -> None:
         if name is not None:
             _run(shell, name, target)
 
-    shell.push_screen(CommandPalette(_entries(shell, screen.NAME)), chosen)
+    shell.app.push_screen(CommandPalette(_entries(shell, screen.NAME)), chosen)
 
 
 def _entries(shell: Shell, screen: str) -> list[PaletteEntry]:
@@ -160,14 +158,14 @@ def _entries(shell: Shell, screen: str) -> list[PaletteEntry]:
         *(PaletteEntry(f"act:{one.id}", one.label, one.help, f"x {one.key}") for one in offers),
         *(PaletteEntry(f"node:{node.name}", node.name, f"log of node {node.name}") for node in job_view.nodes),
         *(PaletteEntry(f"rank:{row.rank}", f"r{row.rank}", f"log of rank {row.rank} on {row.node}") for row in ranks),
-        *(PaletteEntry(f"theme:{name}", name, "theme", "T") for name in sorted(shell.skins)),
+        *(PaletteEntry(f"theme:{name}", name, "theme", "T") for name in sorted(shell.themes.skins)),
     ]
 
 
 def _run(shell: Shell, name: str, target: Target) -> None:
     kind, _, value = name.partition(":")
     if kind == "theme":
-        shell.set_skin(value)
+        shell.set_theme(value)
     elif kind == "node":
         shell.open_log(Target(value))
     elif kind == "rank":
@@ -175,8 +173,8 @@ def _run(shell: Shell, name: str, target: Target) -> None:
         shell.open_log(Target(row.node if row else None, int(value)))
     elif kind == "act":
         ActionDialogs(shell).begin(actions.BY_ID[value], target)
-    elif kind == "key" and shell.active_screen is not None:
-        shell.call_later(shell.active_screen.run_action, value)
+    elif kind == "key":
+        shell.app.call_later(shell.active_screen.run_action, value)
 
 
 def open_help(shell: Shell, screen: str) -> None:
@@ -190,7 +188,7 @@ def open_help(shell: Shell, screen: str) -> None:
         ("after x (changes to the job ask for confirmation)", letters if screen != keys.HOME else []),
         ("glyphs", _glyph_entries(shell.glyphs)),
     ]
-    shell.push_screen(Help(f"help: {screen}", [section for section in sections if section[1]]))
+    shell.app.push_screen(Help(f"help: {screen}", [section for section in sections if section[1]]))
 
 
 def _titled(name: str) -> str:

@@ -6,7 +6,7 @@ In: a node, the forwarded ports. Out: two ports; a copied address.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from textual import on
 from textual.binding import Binding
@@ -14,6 +14,7 @@ from textual.widgets import Input, Static
 
 from supervisor.tui.dialogs.base import Dialog
 from supervisor.tui.rows.spans import wrap
+from supervisor.tui.shell import shell_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from textual.widget import Widget
 
     from supervisor.ssh.forward import Forward
-    from supervisor.tui.shell import Shell
 
 TENSORBOARD: Final = 6006
 LAST_PORT: Final = 65535
@@ -105,4 +105,4 @@ class PortDialog(Dialog[Ports]):
     def action_copy(self) -> None:
         """Copy the address of the newest forwarded port."""
         if self._forwards:
-            cast("Shell", self.app).copy(self._forwards[0].url)
+            shell_of(self.app).copy(self._forwards[0].url)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from textual.app import SuspendNotSupported
 
+from supervisor.tui import terminal
 from supervisor.tui.dialogs.ports import PortDialog, Ports
 from supervisor.tui.dialogs.requests import PROBLEMS, Requests
 
@@ -43,13 +44,13 @@ class Programs:
 
         async def run() -> None:
             try:
-                await self._shell.lend(use)
+                await terminal.lend(self._shell.app, use)
             except SuspendNotSupported:
                 self._requests.warn(f"{action.label}: this terminal cannot run one")
             except PROBLEMS as error:
                 self._requests.refused(action.label, error)
 
-        self._shell.run_worker(run, exit_on_error=False, exclusive=True, group="shell")
+        self._shell.app.run_worker(run, exit_on_error=False, exclusive=True, group="shell")  # type: ignore[arg-type]
 
     def _one_node(self, action: Action, target: Target) -> str | None:
         """Return the selected node; otherwise a notice, and None."""
@@ -69,9 +70,9 @@ class Programs:
         def asked(ports: Ports | None) -> None:
             if ports is not None:
                 work = self._forward(action, node, ports)
-                self._shell.run_worker(work, exit_on_error=False, group="forward")
+                self._shell.app.run_worker(work, exit_on_error=False, group="forward")
 
-        self._shell.push_screen(PortDialog(node, self._shell.source.forwards), asked)
+        self._shell.app.push_screen(PortDialog(node, self._shell.source.forwards), asked)
 
     async def _forward(self, action: Action, node: str, ports: Ports) -> None:
         """Open a forwarded port; end it if it is open."""

@@ -64,7 +64,7 @@ class Requests:
         dialog: Confirm = Confirm(f"{action.label}?", facts, yes)
         if action.confirm == 2 and job_view.job:
             dialog = ConfirmTyped(f"{action.label}?", facts, yes, job_view.job)
-        self._shell.push_screen(dialog, answered)
+        self._shell.app.push_screen(dialog, answered)
 
     def target_text(self, action: Action, names: tuple[str, ...]) -> str:
         """Return what an action applies to: the job, nodes or ranks."""
@@ -76,7 +76,7 @@ class Requests:
 
     def begin(self, action: Action, names: tuple[str, ...], generation: int | None) -> None:
         """Send a request; its result is shown once it is there. `generation`: the one that the user saw."""
-        self._shell.run_worker(self._send(action, names, generation), exit_on_error=False, group="requests")
+        self._shell.app.run_worker(self._send(action, names, generation), exit_on_error=False, group="requests")
 
     async def _send(self, action: Action, names: tuple[str, ...], generation: int | None) -> None:
         """Send one request and show its result, node by node if it applies to several."""
@@ -132,7 +132,7 @@ class Requests:
 
         title = f"{action.label}: {len(results) - len(failed)} done, {len(failed)} failed"
         buttons = [DialogButton("close", "Close"), again]
-        self._shell.push_screen(ButtonDialog(title, result_facts(results), buttons, "close", "again"), answered)
+        self._shell.app.push_screen(ButtonDialog(title, result_facts(results), buttons, "close", "again"), answered)
 
     def warn(self, text: str) -> None:
         """Show why nothing is done."""

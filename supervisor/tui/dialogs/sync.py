@@ -58,10 +58,10 @@ class SyncDialogs:
             if answer in ("sync", "rollback"):
                 self._begin(action, answer, {"digest": change["digest"]} if answer == "sync" and change else {})
 
-        self._shell.push_screen(ButtonDialog(f"{action.label}?", facts, buttons, "cancel", "sync"), answered)
+        self._shell.app.push_screen(ButtonDialog(f"{action.label}?", facts, buttons, "cancel", "sync"), answered)
 
     def _begin(self, action: Action, verb: str, args: Args) -> None:
-        self._shell.run_worker(self._sync(action, verb, args), exit_on_error=False, group="requests")
+        self._shell.app.run_worker(self._sync(action, verb, args), exit_on_error=False, group="requests")
 
     async def _sync(self, action: Action, verb: str, args: Args) -> None:
         if verb == "sync":
@@ -94,4 +94,4 @@ class SyncDialogs:
                 self._begin(action, verb, {**args, "partial": choice == "partial"})
 
         title = f"{action.label}: {len(failed)} of {count(len(nodes), 'node')} failed"
-        self._shell.push_screen(ButtonDialog(title, facts, buttons, "cancel", "again"), answered)
+        self._shell.app.push_screen(ButtonDialog(title, facts, buttons, "cancel", "again"), answered)

@@ -5,7 +5,7 @@ In: ticks of the application. Out: calls of the `Shell`: go to a screen, open a 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Final, cast
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from textual.containers import Vertical
 
@@ -15,7 +15,7 @@ from supervisor.tui import keys, times
 from supervisor.tui.dialogs.actions import ActionDialogs
 from supervisor.tui.dialogs.palette import open_help, open_palette
 from supervisor.tui.rows.spans import fit_row
-from supervisor.tui.shell import Target
+from supervisor.tui.shell import Target, shell_of
 from supervisor.tui.widgets.ask import Ask
 from supervisor.tui.widgets.bars import AlertBar, Bar, KeyBar
 from supervisor.tui.widgets.chart_view import CHART_MIN, ChartView
@@ -75,7 +75,7 @@ class LiveScreen(CellSelection[None], inherit_bindings=False):
     @property
     def shell(self) -> Shell:
         """The application."""
-        return cast("Shell", self.app)
+        return shell_of(self.app)
 
     def compose(self) -> ComposeResult:
         """Yield bars above and below the body."""

@@ -13,7 +13,7 @@ from supervisor.tui import times
 from supervisor.tui.rows.incident import PageLine, incident_lines
 from supervisor.tui.rows.spans import Row, clean
 from supervisor.tui.screens.base import LiveScreen
-from supervisor.tui.shell import Target
+from supervisor.tui.shell import LogOf, Target
 from supervisor.tui.widgets.picker import Picker
 
 if TYPE_CHECKING:
@@ -124,14 +124,14 @@ class IncidentScreen(LiveScreen):
     def action_logs(self) -> None:
         """Open the culprit's log of that generation."""
         incident = self._current()
-        self.shell.open_log(self.selection(), incident and incident["generation"])
+        self.shell.open_log(LogOf(self.selection(), incident["generation"] if incident else None))
 
     @on(Picker.Opened)
     def open_line(self, event: Picker.Opened) -> None:
         """Go to the evidence, or fold or unfold the section."""
         line = next((line for line in self._lines if line.key == event.key), None)
         if line is not None and line.place is not None:
-            self.shell.open_place(line.place)
+            self.shell.open_log(line.place)
         elif line is not None and line.unfolds:
             self._unfolded = not self._unfolded
             self.shell.look_again()

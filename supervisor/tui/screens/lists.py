@@ -174,6 +174,11 @@ class RanksScreen(_ListScreen):
             self.place_chart(0)
             self._show_page("", [], with_history=False)
 
+    def open(self, rank: int) -> None:
+        """Select a rank."""
+        self.show(self.shell.job_view)
+        self.query_one(RankTable).select(rank)
+
     def selection(self) -> Target:
         """Return the selected rank."""
         selected = self.query_one(RankTable).selected

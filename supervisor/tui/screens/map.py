@@ -23,7 +23,7 @@ from supervisor.tui.rows import tables
 from supervisor.tui.rows.series import asked, chosen, rank_charts, rank_title
 from supervisor.tui.rows.tables import event_row
 from supervisor.tui.screens.base import LiveScreen
-from supervisor.tui.shell import Target
+from supervisor.tui.shell import LogTime, Target
 from supervisor.tui.widgets.chart_view import ChartView
 from supervisor.tui.widgets.lines import LineView
 from supervisor.tui.widgets.picker import Picker
@@ -288,7 +288,7 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
 
     @on(Dashboard.TimeClicked)
     def _go_to_time(self, event: Dashboard.TimeClicked) -> None:
-        self.shell.go_to_time(event.time_s)
+        self.shell.open_log(LogTime(int(event.time_s * 1e9)))
 
     def action_open(self) -> None:
         """Open the selection."""

@@ -18,7 +18,7 @@ from supervisor.nccl import JOB_FACTS
 from supervisor.tui.rows.incident import PageBuilder, PageLine
 from supervisor.tui.rows.spans import Row, Span, clean, fit, wrap
 from supervisor.tui.screens.base import LiveScreen
-from supervisor.tui.shell import Target
+from supervisor.tui.shell import LogOf, Target
 from supervisor.tui.widgets.picker import Picker
 from supervisor.tui.widgets.tables import DetailPane
 from supervisor.wording.status import absent, environment, network
@@ -377,8 +377,8 @@ class NcclScreen(LiveScreen):
         """Open the NCCL log of the node."""
         target = self.selection()
         if target.node is not None:
-            self.shell.open_log(target, streams=("nccl",))
+            self.shell.open_log(LogOf(target, streams=("nccl",)))
 
     def action_logs(self) -> None:
         """Open the NCCL log of the node of the selected line, or of all nodes."""
-        self.shell.open_log(self.selection(), streams=("nccl",))
+        self.shell.open_log(LogOf(self.selection(), streams=("nccl",)))

@@ -20,7 +20,7 @@ from supervisor.tui.rows import charts
 from supervisor.tui.rows.series import chosen
 from supervisor.tui.rows.tables import Column, Table, event_row, fact_lines, flow
 from supervisor.tui.screens.base import LiveScreen
-from supervisor.tui.shell import Target
+from supervisor.tui.shell import LogOf, Target
 from supervisor.tui.training import SUMMED, newest
 from supervisor.tui.widgets.picker import Picker
 from supervisor.tui.widgets.tables import DetailPane
@@ -305,11 +305,11 @@ class RunScreen(LiveScreen):
     def open_selection(self, event: Picker.Opened) -> None:
         """Open the log of a generation, or what an event is about."""
         if event.view.id == "generations":
-            self.shell.open_log(Target(), event.key if isinstance(event.key, int) else None)
+            self.shell.open_log(LogOf(Target(), event.key if isinstance(event.key, int) else None))
         else:
             self.shell.open_event(event.key)
 
     def action_logs(self) -> None:
         """Open the log of the selected generation, or of what the event is about."""
         chosen = self._generations.selected if self.focused is self._generations else None
-        self.shell.open_log(self.selection(), chosen if isinstance(chosen, int) else None)
+        self.shell.open_log(LogOf(self.selection(), chosen if isinstance(chosen, int) else None))

@@ -249,7 +249,7 @@ class Bar(LineView, can_focus=False):
 
     def _link(self, role: str | Style, action: str) -> Style:
         """Return the style of text that runs an action when it is clicked on."""
-        return self.chrome.palette.style(role) + Style(meta={"@click": action})
+        return self.palette.style(role) + Style(meta={"@click": action})
 
 
 class AlertBar(Bar):

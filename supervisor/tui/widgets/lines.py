@@ -8,7 +8,7 @@ It does not build on Textual's ScrollView: there every growth of the content lay
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.segment import Segment
 from textual.geometry import Offset, Region
@@ -16,7 +16,8 @@ from textual.screen import Screen, ScreenResultType
 from textual.strip import Strip
 from textual.widget import Widget
 
-from supervisor.tui.rows.spans import EMPTY, Palette, Row, Span, clean, fit, fit_row, row_width, width_of
+from supervisor.tui.rows.spans import EMPTY, Row, Span, clean, fit, fit_row, row_width, width_of
+from supervisor.tui.shell import shell_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -26,19 +27,13 @@ if TYPE_CHECKING:
     from textual.selection import Selection
 
     from supervisor.tui.looks import Glyphs
+    from supervisor.tui.rows.spans import Palette
 
 # Strips kept per widget: several screens. One takes 1 to 3 kB.
 STRIP_CACHE = 1000
 WHEEL_LINES = 3
 # The least width of a heading beside its note, cells.
 HEADING = 24
-
-
-class Chrome(Protocol):
-    """What a widget needs of the application."""
-
-    palette: Palette
-    glyphs: Glyphs
 
 
 class Drawn(NamedTuple):
@@ -82,14 +77,14 @@ class LineView(Widget, can_focus=True):
         self._selection: Selection | None = None
 
     @property
-    def chrome(self) -> Chrome:
-        """Palette and glyphs of the application."""
-        return cast("Chrome", self.app)
+    def palette(self) -> Palette:
+        """The colours of the theme."""
+        return shell_of(self.app).palette
 
     @property
     def glyphs(self) -> Glyphs:
         """The drawing characters."""
-        return self.chrome.glyphs
+        return shell_of(self.app).glyphs
 
     @property
     def body_height(self) -> int:
@@ -242,7 +237,7 @@ class LineView(Widget, can_focus=True):
         if cells is None:
             return strip
         start, end = cells
-        marked = Segment.apply_style(strip.crop(start, end), post_style=self.chrome.palette.style("hit"))
+        marked = Segment.apply_style(strip.crop(start, end), post_style=self.palette.style("hit"))
         return Strip.join([strip.crop(0, start), Strip(marked), strip.crop(end)])
 
     def _strip_at(self, y: int) -> Strip:
@@ -265,7 +260,7 @@ class LineView(Widget, can_focus=True):
         return strip
 
     def _strip(self, drawn: Drawn, width: int) -> Strip:
-        palette, more = self.chrome.palette, self.glyphs.more
+        palette, more = self.palette, self.glyphs.more
         base = self._base = self._base or self.rich_style
         room = width - bool(drawn.edge[0])
         segments = palette.segments(drawn.row, room, base, drawn.overlay, more)

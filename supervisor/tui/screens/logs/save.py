@@ -100,7 +100,7 @@ class LogSave:
             if not is_saved:
                 path.unlink(missing_ok=True)
             self._saved = None
-            if self._shell.is_running:
+            if self._shell.app.is_running:
                 self._show_title()
 
     async def _write(self, feed: Feed, file: IO[bytes]) -> set[str]:

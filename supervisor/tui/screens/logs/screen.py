@@ -13,6 +13,7 @@ from remote_agent.text.names import count
 from supervisor.tui.dialogs.base import TextDialog
 from supervisor.tui.logs import ansi
 from supervisor.tui.logs.feeds import BOTH
+from supervisor.tui.rows.incident import LogPlace
 from supervisor.tui.rows.spans import width_of
 from supervisor.tui.rows.tables import fit_parts, name_width
 from supervisor.tui.screens.base import LiveScreen
@@ -21,7 +22,7 @@ from supervisor.tui.screens.logs.record import RecordDialog
 from supervisor.tui.screens.logs.save import LogSave
 from supervisor.tui.screens.logs.search import LogSearch
 from supervisor.tui.screens.logs.shown import ShownLog
-from supervisor.tui.shell import Target
+from supervisor.tui.shell import LogOf, LogTime, Target
 from supervisor.tui.widgets.ask import Ask
 from supervisor.tui.widgets.lines import HEADING
 from supervisor.tui.widgets.virtual_log import VirtualLog
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from textual.widget import Widget
 
     from supervisor.tui.model import JobView
-    from supervisor.tui.rows.incident import LogPlace
 
 WAITING: Final = "waiting for output"
 REACHING: Final = "connecting to the hosts; the log opens once one answers"
@@ -79,20 +79,17 @@ class LogsScreen(LiveScreen):
 
     # --- what is shown
 
-    def open_target(self, target: Target, generation: int | None = None, streams: tuple[str, ...] = BOTH) -> None:
-        """Show the log of a rank, a node or all ranks, with the filter of the job."""
+    def open(self, where: Target | LogOf | LogPlace | LogTime) -> None:
+        """Show a log with the filter of the job, or one line of one stream without it."""
+        if isinstance(where, LogPlace):
+            self.filter.suspend()
+            self.shown.open_place(where)
+            return
         self.filter.restore()
-        self.shown.open_target(target, generation, streams)
-
-    def open_place(self, place: LogPlace) -> None:
-        """Show one line of one stream, without the filter."""
-        self.filter.suspend()
-        self.shown.open_place(place)
-
-    def open_time(self, t_ns: int) -> None:
-        """Show the lines of all ranks at a time."""
-        self.open_target(Target())
-        self.view.jump_to_time(t_ns)
+        log = where if isinstance(where, LogOf) else LogOf(where if isinstance(where, Target) else Target())
+        self.shown.open_target(log.target, log.generation, log.streams or BOTH)
+        if isinstance(where, LogTime):
+            self.view.jump_to_time(where.t_ns)
 
     def show(self, job_view: JobView) -> None:
         """Update the title; the view loads its lines itself."""
@@ -168,9 +165,9 @@ class LogsScreen(LiveScreen):
         if row is not None and row.fold is not None:
             lines = (f"{each.node} r{each.rank}  {ansi.plain(each.text)}" for each in row.fold.rows)
             title = f"{count(len(row.fold.records), 'rank')} alike  {values.clock_ns(row.t_ns)}"
-            self.shell.push_screen(TextDialog(title, "\n".join(lines)))
+            self.shell.app.push_screen(TextDialog(title, "\n".join(lines)))
         elif row is not None:
-            self.shell.push_screen(RecordDialog(self.shell.source, row))
+            self.shell.app.push_screen(RecordDialog(self.shell.source, row))
 
     def action_filter(self) -> None:
         """Switch the filter off, or on again."""

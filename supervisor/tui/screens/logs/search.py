@@ -168,7 +168,7 @@ class LogSearch:
 
     def _found(self, finder: Finder, direction: int) -> None:
         # The last report of a search may arrive while the application closes.
-        if finder is not self.finder or not self._shell.is_running:
+        if finder is not self.finder or not self._shell.app.is_running:
             return
         # Only the hits of the first look move the view.
         if finder.current < 0 and not finder.running and finder.looks == 1:
