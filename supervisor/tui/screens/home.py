@@ -15,7 +15,7 @@ from remote_agent.wire.events import ENDED_STATES, Condition
 from supervisor.tui import keys, looks, times
 from supervisor.tui.model import build
 from supervisor.tui.rows.spans import EMPTY, Row, Span, clean, fit_row, spread
-from supervisor.tui.rows.tables import Column, Table
+from supervisor.tui.rows.tables import Column
 from supervisor.tui.screens.base import LiveScreen
 from supervisor.tui.shell import JobChoice
 from supervisor.tui.training import newest
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 PLACE_MAX: Final = 24
 JOB_MAX: Final = 28
+NO_JOB: Final = "no job yet; `supervisor up` launches one"
 # The job has files and no recorded end, but no agent.
 _ABANDONED: Final = looks.Look("-", "-", "NO AGENT", "off")
 _LISTED: Final = {"starting": Condition.LAUNCHING}
@@ -48,22 +49,16 @@ class JobTable(LaidOut):
     """One row per job."""
 
     def __init__(self, id: str) -> None:  # noqa: A002
-        super().__init__("jobs", "no job yet; `supervisor up` launches one", id)
+        super().__init__("jobs", NO_JOB, id)
 
     def show_jobs(self, jobs: Sequence[HomeJob], *, reading: bool) -> None:
         """Show a newer state; `reading`: hosts have not answered yet."""
-        self._again = lambda: self.show_jobs(jobs, reading=reading)
-        columns = home_columns(jobs, self.glyphs, times.now())
-        chosen = self.chosen(jobs, columns)
-        self.table = Table(columns, self.line_width, self.glyphs)
-        self.head = self.table.head(self.order)
-        self.heading = "jobs"
-        self.show_filter(problems_only=False)
-        if reading and not jobs:
-            self.placeholder = ((" asking the hosts", "dim"),)
-        self.show(
-            [JobChoice(job.words, str(job.listed.get("job"))) for job in chosen],
-            lambda index: self.table.row(chosen[index]),
+        self.nothing = "asking the hosts" if reading and not jobs else NO_JOB
+        self.show_items(
+            jobs,
+            home_columns(jobs, self.glyphs, times.now()),
+            lambda job: JobChoice(job.words, str(job.listed.get("job"))),
+            heading="jobs",
         )
 
 

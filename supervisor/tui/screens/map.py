@@ -33,7 +33,7 @@ from supervisor.tui.widgets.virtual_log import VirtualLog
 from supervisor.wording.goodput import goodput
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from textual import events
     from textual.widget import Widget
@@ -76,17 +76,16 @@ class Dashboard(LineView, can_focus=False):
         """The newest state in which ranks printed their throughput: a new group prints none while it imports."""
         self._made: tuple[object, ...] = ()
         self._charts: list[Row] = []
-        self._again: Callable[[], None] = self.redraw
 
     def show(
-        self,
-        job_view: JobView,
-        newest: training.Newest,
-        events: Sequence[JournalEvent],
-        series: Series | None,
+        self, job_view: JobView, newest: training.Newest, events: Sequence[JournalEvent], series: Series | None
     ) -> None:
         """Show a newer state; the line of progress each time, curves and strips when there is something new."""
-        self._again = functools.partial(self.show, job_view, newest, events, series)
+        self.show_made(functools.partial(self._draw, job_view, newest, events, series))
+
+    def _draw(
+        self, job_view: JobView, newest: training.Newest, events: Sequence[JournalEvent], series: Series | None
+    ) -> None:
         width, height = self.line_width, self.body_height
         self._printing = newest if newest.printing else self._printing
         made = (id(series), len(events), width, height)
@@ -98,10 +97,6 @@ class Dashboard(LineView, can_focus=False):
         line = training.progress_row(newest, cost, width, self.glyphs, ended=job_view.ended)
         self._rows = [line, *self._charts]
         self.redraw()
-
-    def on_resize(self) -> None:
-        """Rebuild the whole layout."""
-        self._again()
 
     def on_click(self, event: events.Click) -> None:
         """Go to the time of a cell below the line of progress."""

@@ -45,7 +45,7 @@ class ChartView(LineView):
         if series is not self._series or of != self._charted:
             self._series, self._charted = series, of
             self._charts = make(series) if series is not None else ()
-        self._draw()
+        self.show_made(self._draw)
 
     def _draw(self) -> None:
         series, width = self._series, self.line_width
@@ -56,7 +56,3 @@ class ChartView(LineView):
             rows = charts.stacked(self._charts, width, self.body_height - 1, self.glyphs)
             self._rows = [*rows, charts.axis(series.begin_s, end_s, width)]
         self.redraw()
-
-    def on_resize(self) -> None:
-        """Draw for the new size."""
-        self._draw()

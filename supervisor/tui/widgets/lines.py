@@ -20,7 +20,7 @@ from supervisor.tui.rows.spans import EMPTY, Row, Span, clean, fit, fit_row, row
 from supervisor.tui.shell import shell_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from rich.style import Style
     from textual import events
@@ -75,6 +75,7 @@ class LineView(Widget, can_focus=True):
         self._base: Style | None = None
         self._strips: OrderedDict[tuple[Drawn, int], Strip] = OrderedDict()
         self._selection: Selection | None = None
+        self._make: Callable[[], None] = self.redraw
 
     @property
     def palette(self) -> Palette:
@@ -272,9 +273,14 @@ class LineView(Widget, can_focus=True):
         """Redraw on a new theme."""
         self.app.theme_changed_signal.subscribe(self, lambda theme: self.restyle())
 
+    def show_made(self, make: Callable[[], None]) -> None:
+        """Show what a function makes for the present size, now and whenever the size has changed."""
+        self._make = make
+        make()
+
     def on_resize(self) -> None:
         """Fill the new size."""
-        self.redraw()
+        self._make()
 
     def watch_has_focus(self, has_focus: bool) -> None:
         """Show the focus in the title and on the selected row."""

@@ -5,7 +5,6 @@ In: job views. Out: rows; the selected node or rank.
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from textual.binding import Binding
@@ -26,7 +25,7 @@ from supervisor.tui.widgets.lines import LineView
 from supervisor.tui.widgets.picker import Picker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Hashable, Sequence
 
     from textual import events
 
@@ -44,49 +43,69 @@ class LaidOut(Picker):
 
     def __init__(self, title: str, nothing: str, id: str) -> None:  # noqa: A002
         super().__init__(title=title, head=True, id=id)
-        self._nothing = nothing
-        self._again: Callable[[], None] = self.redraw
+        self.nothing = nothing
+        """What an empty table says."""
         self.needle = ""
         """The text that the shown rows have in a cell."""
         self.order = SortOrder()
         self.table: Table[Any] = Table((), 0, Glyphs())
         """The present layout of the columns."""
 
-    def show_filter(self, problems_only: bool) -> None:
+    def show_items(
+        self,
+        items: Sequence[T],
+        columns: Sequence[Column[T]],
+        key: Callable[[T], Hashable],
+        *,
+        heading: str,
+        unsorted: str = "",
+        note: Row = (),
+        faded: bool = False,
+        marked: Collection[Hashable] = (),
+        problems_only: bool = False,
+    ) -> None:
+        """Show one row per item that passes the filter; `unsorted`: more of the heading while nothing is sorted."""
+
+        def make() -> None:
+            selected = matching(items, columns, self.needle) if self.needle else items
+            rows = self.order.sorted(selected, columns)
+            self.table = Table(columns, self.line_width, self.glyphs)
+            self.head = self.table.head(self.order)
+            self.heading = heading if self.order.column else heading + unsorted
+            self.note = note
+            self._show_filter(problems_only)
+            self.show(
+                [key(item) for item in rows],
+                lambda index: self.table.row(rows[index], faded=faded, marked=key(rows[index]) in marked),
+            )
+
+        self.show_made(make)
+
+    def _show_filter(self, problems_only: bool) -> None:
         """Show in the title, or instead of rows, that other rows are hidden."""
         if problems_only:
             self.heading += ": problems only"
         if self.needle:
             self.heading += f" /{self.needle}"
-        nothing = " no problem; ! shows all" if problems_only else f" {self._nothing}"
+        nothing = " no problem; ! shows all" if problems_only else f" {self.nothing}"
         self.placeholder = (
             (f" no row contains {self.needle}; / changes the filter" if self.needle else nothing, "dim"),
         )
 
-    def chosen(self, items: Sequence[T], columns: Sequence[Column[T]]) -> list[T]:
-        """Return the items that pass the filter, in the chosen order."""
-        selected = matching(items, columns, self.needle) if self.needle else items
-        return self.order.sorted(selected, columns)
-
-    def lay_out(self, columns: Sequence[Column[Any]]) -> None:
-        """Lay out these columns."""
-        self.table = Table(columns, self.line_width, self.glyphs)
-        self.head = self.table.head(self.order)
-
     def filter_by(self, needle: str) -> None:
         """Show only the rows of which a cell has this text; all with ""."""
         self.needle = needle
-        self._again()
+        self._make()
 
     def sort_next(self) -> None:
         """Sort by the next column; after the last one in the table's own order."""
         self.order = self.order.next([column.name for column in self.table.columns if column.name])
-        self._again()
+        self._make()
 
     def sort_back(self) -> None:
         """Sort the other way round."""
         self.order = SortOrder(self.order.column, not self.order.falling)
-        self._again()
+        self._make()
 
     def on_click(self, event: events.Click) -> None:
         """Sort by the column whose name is clicked on."""
@@ -94,11 +113,7 @@ class LaidOut(Picker):
             super().on_click(event)
         elif name := self.table.column_at(event.x):
             self.order = self.order.of(name)
-            self._again()
-
-    def on_resize(self) -> None:
-        """Recompute the layout of the columns."""
-        self._again()
+            self._make()
 
 
 class NodeTable(LaidOut):
@@ -117,22 +132,22 @@ class NodeTable(LaidOut):
         problems_only: bool = False,
     ) -> None:
         """Show a newer state."""
-        again = functools.partial(self.show_nodes, job_view, worst_first=worst_first, with_ranks=with_ranks)
-        self._again = functools.partial(again, marked=marked, problems_only=problems_only)
         nodes = job_view.worst_first() if worst_first else job_view.nodes
         nodes = tuple(node for node in nodes if node.has_problem) if problems_only else nodes
         widest = max((len(node.ranks) for node in nodes), default=0)
         glyphs = min(RANKS_WIDTH, max(5, widest)) if with_ranks and widest else 0
         vitals = node_vitals(nodes, self.glyphs)
         columns = node_columns(self.glyphs, job_view.stale, glyphs, name_width(nodes), vitals)
-        rows = self.chosen(nodes, columns)
-        self.lay_out(_without_empty(columns, nodes) if vitals else columns)
-        self.heading = f"nodes ({len(nodes)}), worst first" if worst_first and not self.order.column else "nodes"
-        self.show_filter(problems_only)
-        self.note = legend(self.glyphs, job_view.ranks) if with_ranks and not job_view.stale else ()
-        self.show(
-            [node.name for node in rows],
-            lambda index: self.table.row(rows[index], faded=job_view.stale, marked=rows[index].name in marked),
+        self.show_items(
+            nodes,
+            _without_empty(columns, nodes) if vitals else columns,
+            lambda node: node.name,
+            heading="nodes",
+            unsorted=f" ({len(nodes)}), worst first" if worst_first else "",
+            note=legend(self.glyphs, job_view.ranks) if with_ranks and not job_view.stale else (),
+            faded=job_view.stale,
+            marked=marked,
+            problems_only=problems_only,
         )
 
 
@@ -144,17 +159,17 @@ class RankTable(LaidOut):
 
     def show_ranks(self, job_view: JobView, marked: Collection[int] = (), problems_only: bool = False) -> None:
         """Show a newer state."""
-        self._again = lambda: self.show_ranks(job_view, marked, problems_only)
         ranks = [rank for rank in job_view.ranks if not problems_only or rank.has_problem]
-        self.heading = "ranks"
-        self.show_filter(problems_only)
         vitals = rank_vitals(ranks)
         columns = rank_columns(self.glyphs, job_view.stale, name_width(job_view.nodes), vitals)
-        rows = self.chosen(ranks, columns)
-        self.lay_out(_without_empty(columns, ranks) if vitals else columns)
-        self.show(
-            [rank.rank for rank in rows],
-            lambda index: self.table.row(rows[index], faded=job_view.stale, marked=rows[index].rank in marked),
+        self.show_items(
+            ranks,
+            _without_empty(columns, ranks) if vitals else columns,
+            lambda rank: rank.rank,
+            heading="ranks",
+            faded=job_view.stale,
+            marked=marked,
+            problems_only=problems_only,
         )
 
 
