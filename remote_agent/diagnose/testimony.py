@@ -37,6 +37,7 @@ from remote_agent.diagnose.last_words import (
 from remote_agent.diagnose.meanings import BETWEEN_RANKS, OF_RANKS, best_match, meaning_of
 from remote_agent.diagnose.rosters import WAITS, absent_of, read_roster
 from remote_agent.diagnose.signatures import SIGNATURES, Signature
+from remote_agent.diagnose.signatures.host import WHO_KILLED
 from remote_agent.diagnose.signatures.launcher import KILLERS, REACTIONS
 from remote_agent.diagnose.signatures.python import hint_of
 from remote_agent.diagnose.tracebacks import (
@@ -77,6 +78,7 @@ _NODE_SAID = re.compile(
     r"|^(?:\w{3} {1,2}\d{1,2} [\d:]{8}|\d{4}-\d\d-\d\dT\S+) ([\w.-]+) (?:kernel|\w*oom\w*|systemd[\w-]*)(?:\[\d+\])?: "
     r"|^(?=[\w.-]*\d)([A-Za-z][\w.-]{1,63}): .*Killed process \d|\(IP: ([\d.]+), | node/([\w.-]+) "
 )
+_TASK = re.compile(r"srun: error: [\w.-]+: (tasks? [\d,-]+): ")
 _FULL_NOTE = re.compile(r"(.+): (?:0\.0 of .* MiB free|.*, no inode free)")
 _MAX_NOTES = 3
 # A process closes its connections before it exits, so the ranks that it disconnects may be seen to fail first.
@@ -145,7 +147,8 @@ def _or_told(claim: Claim, killers: Sequence[EvidenceLine]) -> Claim:
     if why is None:
         return claim
     headline = f"killed by SIGKILL, by others as the text says: {why}"
-    return dataclasses.replace(claim, kind=TOLD, category="signal_preempted", headline=headline)
+    told = "signal_preempted"
+    return dataclasses.replace(claim, kind=TOLD, category=told, headline=headline, hint=CATEGORIES[told].hint)
 
 
 def read_rank(evidence: RankEvidence, notes: Sequence[str] = ()) -> Claim:
@@ -605,7 +608,10 @@ def _others_in(trace: Trace, meaning: Signature | None, rank: int | None) -> tup
 
 def _from_match(evidence: RankEvidence, meaning: Signature, match: re.Match[str]) -> Claim:
     line = _line(evidence, evidence.tail.count("\n", 0, match.start()))
-    base = _base(evidence, _kind(meaning), meaning.category, meaning.title or line.text)
+    # A task may be a launcher of several ranks: then only its number tells where to look.
+    task = _TASK.match(line.text) if evidence.rank is None and meaning.title else None
+    headline = (f"{task[1]}: " if task is not None else "") + (meaning.title or line.text)
+    base = _base(evidence, _kind(meaning), meaning.category, headline)
     says, others = meaning.others_in(match.group())
     own_text = "" if evidence.rank is None else evidence.tail
     if not others and evidence.rank is None and meaning.kind == FAILED:
@@ -703,13 +709,10 @@ def _killed(evidence: RankEvidence, notes: Sequence[str]) -> Claim:
             proven=bool(named),
         )
     exit_ = evidence.exit or {}
-    unknown_sender = (
-        "likely the kernel's OOM killer, or a manual kill -9: check dmesg -T and the cgroup's memory.events on the node"
-    )
     return base(
         "other",
         f"killed by SIGKILL{_sender(exit_, 'SIGKILL')}",
-        hint="the event signal_sent names the operator" if exit_.get("sent") == "SIGKILL" else unknown_sender,
+        hint="the event signal_sent names the operator" if exit_.get("sent") == "SIGKILL" else WHO_KILLED,
         fingerprint=fingerprint("other", "SIGKILL", "", ""),
         evidence=_last_output(evidence),
         proven=exit_.get("sent") == "SIGKILL",

@@ -34,7 +34,7 @@ from remote_agent.diagnose.evidence import JobContext, RankEvidence, name_nodes
 from remote_agent.diagnose.exits import signal_name
 from remote_agent.diagnose.hang.watchdogs import find_mismatch, find_missing
 from remote_agent.diagnose.incidents import EvidenceLine, Incident, Victims, iso_time
-from remote_agent.diagnose.last_words import begun_work, own_lines
+from remote_agent.diagnose.last_words import begun_work, last_error, own_lines
 from remote_agent.diagnose.rosters import Roster, absent_of
 from remote_agent.diagnose.signatures.signature import CHILD_FAILED, DIED, WRONG_SIZE
 from remote_agent.diagnose.testimony import read_ranks
@@ -63,6 +63,8 @@ MAX_EVIDENCE = 12
 _LEAVING_NS = 1_000_000_000
 _MAX_PLACES = 3
 _MAX_CLAIMS = 10
+# What is not of the cause is listed as a consequence, so it did not fail by itself.
+_TOO = "failed, too"
 _LOOPBACK = re.compile(r"[Gg]loo.*(?:remote=|connect )\[(127\.[\d.]+|::1)\]")
 
 
@@ -101,8 +103,9 @@ class _Case(NamedTuple):
 
     def blame(self, ranks: Sequence[int], category: str, headline: str, hint: str = "", **more: Any) -> _Cause:
         """Return the cause that these ranks are, on their node if it is one."""
-        said = {each.rank: each.node for each in self.claims}
-        nodes = {self.context.node_of(rank) or said.get(rank) for rank in ranks}
+        nodes_said = {each.rank: each.node for each in self.claims}
+        nodes = {self.context.node_of(rank) or nodes_said.get(rank) for rank in ranks}
+        claims, said = _claims_of(ranks, self.claims), more.pop("said", ())
         return _Cause(
             category,
             headline,
@@ -110,7 +113,8 @@ class _Case(NamedTuple):
             _scope_of(ranks),
             ranks=ranks,
             node=nodes.pop() if len(nodes) == 1 else None,
-            **{"claims": _claims_of(ranks, self.claims), **more},
+            said=[*_own_errors(claims), *said],
+            **{"claims": claims, **more},
         )
 
 
@@ -772,6 +776,12 @@ def _claims_of(ranks: Iterable[int], claims: Iterable[Claim]) -> list[Claim]:
     return [each for each in claims if each.rank in authors]
 
 
+def _own_errors(claims: Iterable[Claim]) -> list[EvidenceLine]:
+    """Return the error after which each author went on, where its claim shows nothing: it may say why it was away."""
+    errors = ((each, last_error(own_lines(each.shown.text))) for each in claims if not each.evidence)
+    return [EvidenceLine(each.node, each.rank, None, None, clip(error)) for each, error in errors if error]
+
+
 def _ranks_of(claims: Iterable[Claim]) -> list[int]:
     """Return the ranks of these claims."""
     return [each.rank for each in claims if each.rank is not None]
@@ -792,15 +802,16 @@ def _why(rule: str, cause: _Cause, claims: Sequence[Claim]) -> tuple[str, ...]:
     for each in [*cause.claims, *(each for each in claims if each not in of_cause)]:
         if each.headline or each.hosts:
             is_cause, of_others = each in of_cause, each.kind in OF_OTHERS
-            groups.setdefault((is_cause, each.kind, each.category if of_others else each.shape), []).append(each)
-    lines = [_claim_line(alike) for alike in list(groups.values())[: _MAX_CLAIMS - 1]]
+            kind = each.kind if is_cause or each.kind != FAILED else WAITED if _is_wait(each) else _TOO
+            groups.setdefault((is_cause, kind, each.category if of_others else each.shape), []).append(each)
+    lines = [_claim_line(alike, kind) for (_, kind, _), alike in list(groups.items())[: _MAX_CLAIMS - 1]]
     said = [
         f"{name_ranks([each.rank]) if each.rank is not None else 'some process'}: {each.text}" for each in cause.said
     ]
     return (*said, *lines, f"so: {rule}") if rule else tuple(lines)
 
 
-def _claim_line(alike: Sequence[Claim]) -> str:
+def _claim_line(alike: Sequence[Claim], kind: str) -> str:
     """Return who claims what, and when, of claims that are alike."""
     first, ranks = alike[0], _ranks_of(alike)
     who = name_ranks(ranks) if ranks else "some process"
@@ -809,7 +820,7 @@ def _claim_line(alike: Sequence[Claim]) -> str:
     of = f" ({name_ranks(first.others)})" if first.others else ""
     lost = f"lost {', '.join(dict.fromkeys(first.hosts))}" if first.hosts else ""
     what = "; ".join(filter(None, (first.text, lost)))
-    return clip(f"{who}{name_nodes(nodes if all(nodes) else [])}{at}: {first.kind}{of}: {what}")
+    return clip(f"{who}{name_nodes(nodes if all(nodes) else [])}{at}: {kind}{of}: {what}")
 
 
 RULES: tuple[tuple[str, Callable[[_Case], _Cause | None]], ...] = (

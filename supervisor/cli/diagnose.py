@@ -59,8 +59,9 @@ def run(verb: str, argv: Sequence[str]) -> int:
         where = f"{error.filename}: " if error.filename else ""
         raise UsageError(f"{where}{error.strerror or error}") from error
     for proof in (proof for incident in document["incidents"] for proof in incident["evidence"]):
-        place = next((one for one in names if str(proof["file"]).startswith(one)), "")
-        proof["file"] = names.get(place, "") + str(proof["file"])[len(place) :]
+        file = proof["file"] or ""
+        place = next((one for one in names if file.startswith(one)), "")
+        proof["file"] = names.get(place, "") + file[len(place) :] or None
     if skipped:
         say(f"skipped: {few(skipped)}")
     if options.json:

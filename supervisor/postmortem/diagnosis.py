@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from remote_agent.diagnose.categories import CATEGORIES
 from remote_agent.diagnose.evidence import JobContext, RankEvidence
-from remote_agent.diagnose.last_words import OTHER_FILE, is_progress
+from remote_agent.diagnose.last_words import OTHER_FILE, is_progress, last_error
 from remote_agent.diagnose.nccl import NcclText
-from remote_agent.diagnose.rosters import read_roster
+from remote_agent.diagnose.rosters import WAITS, read_roster
 from remote_agent.diagnose.signatures.launcher import KILLS_ITSELF
 from remote_agent.diagnose.tracebacks import HEAD, read_error_document
 from remote_agent.diagnose.verdict import verdict
@@ -131,7 +131,7 @@ def diagnose(
     ended_well = any(run.succeeded for run in runs.values())
     cut_short = bool(failed) and (failed[-1][0].stopped_on_request() or failed[-1][0].is_running())
     if not incidents and failed and not ended_well and not cut_short and never_started(texts := _texts(failed[-1][0])):
-        incidents = [_hang(failed[-1][1], texts).to_json()]
+        incidents = [_hang(*failed[-1], texts).to_json()]
     nodes = {node: ranks for run in runs.values() for node, ranks in run.nodes.items()}
     incidents = flights.explain(incidents, nodes)
     numbered: list[IncidentDocument] = [{**document, "id": number} for number, document in enumerate(incidents, 1)]
@@ -377,9 +377,10 @@ def _is_empty(incident: Incident) -> bool:
     return incident.scope == "not_in_text" and incident.category == "other" and not incident.evidence
 
 
-def _hang(incident: Incident, texts: Sequence[str]) -> Incident:
-    """Return the verdict of a text that ends without a failure before the first step."""
-    roster = read_roster("\n".join(texts))
+def _hang(run: Generation, incident: Incident, texts: Sequence[str]) -> Incident:
+    """Return the verdict of a text that ends before the first step, and whose lines are no failure of a rank."""
+    roster = read_roster("\n".join(texts)) if any(map(_waits, texts)) else None
+    incident = dataclasses.replace(incident, why=("so: it ends while the ranks meet, before the first step",))
     absent = sorted(set(range(roster.of)) - roster.ranks) if roster is not None else []
     met = dataclasses.replace(incident, category="rendezvous_timeout", hint=CATEGORIES["rendezvous_timeout"].hint)
     if roster is not None and roster.twice and absent:
@@ -387,22 +388,33 @@ def _hang(incident: Incident, texts: Sequence[str]) -> Incident:
         return dataclasses.replace(met, summary=said, hint="give each node its own node rank (--node-rank, NODE_RANK)")
     if roster is not None and len(absent) == 1 and len(roster.ranks) > 1:
         said = f"rank {absent[0]} never came: all other {len(roster.ranks)} ranks say that they are there or wait"
+        own = last_error([line.text for _, line in run.rank(absent[0]).lines])
+        said = f"{said}; its own last error: {own}" if own else said
         return dataclasses.replace(met, scope="one_rank", culprit_ranks=(absent[0],), summary=said)
     return dataclasses.replace(
         incident,
         category="hang_no_output",
-        summary=f"no failure in the log, which ends with: {texts[-1].strip()[:120]}",
+        summary=f"{'the log' if _FAILS.search(texts[-1]) else 'no failure in the log, which'} ends with: "
+        f"{texts[-1].strip()[:120]}",
         hint="if the job hangs there, py-spy dump --pid PID shows where a rank is",
     )
 
 
+def _waits(text: str) -> bool:
+    """Return whether a line tells of waiting for other ranks, as Lightning does once it has said who it is."""
+    return "GLOBAL_RANK" in text or WAITS.search(text) is not None
+
+
 def never_started(lines: Iterable[str]) -> bool:
-    """Return whether the text ends while the ranks meet each other, before any step."""
+    """Return whether the text ends while the ranks meet each other, before any step.
+
+    That some have come is no sign of it where nobody waits for the others.
+    """
     meets = False
     for text in lines:
         if is_progress(text) or any(each.search(text) for each in (_SUCCEEDED, _JOB_SUCCEEDED, _FINISHED, _SERVED)):
             return False
-        meets = meets or _MEETINGS.search(text) is not None
+        meets = meets or (_MEETINGS.search(text) is not None and (_waits(text) or read_roster(text) is None))
     return meets
 
 

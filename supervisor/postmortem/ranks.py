@@ -108,7 +108,7 @@ _SPAWN = re.compile(
     r"[Pp]rocess (?<!\w.{8})(?P<rank>\d+) (?:terminated with (?:signal|exit code)|exit with status code) "
 )
 _MPI = re.compile(r"process rank (?P<rank>\d+) with PID \d+ on node (?P<node>\S+) exited on signal ")
-_PALS = re.compile(r"^(?:(?P<node>[\w.-]+): )?rank (?P<rank>\d+) (?:died from signal|exited with code) \d")
+_PALS = re.compile(r"^(?:(?P<node>[\w.-]+): )?[Rr]ank (?P<rank>\d+):? (?:died from signal|exit[\w ]{0,18}?)[ :=]+\d")
 _ABORT = re.compile(r"(?:MPI_ABORT was invoked on rank |called MPI_Abort\(.* - process )(?P<rank>\d+)\b")
 _SERVER = re.compile(WORKER_DIED.format(r"(?:VllmWorker-|rank=\[)(?P<rank>\d+)\]?"))
 _REPORTS = (_FAILED, _CHILD, _SPAWN, _MPI, _PALS, _ABORT, _COMPOSER, _SERVER)
@@ -145,9 +145,9 @@ _PREFIXED_SHARE = 0.6
 _SRUN_LINES = ("srun: ", "slurmstepd: ")
 _SRUN_SAYS = re.compile(r"^srun: error: (?P<node>[\w.-]+): task (?P<rank>\d+): ")
 _SRUN_KILLED = re.compile(r"^srun: error: (?P<node>[\w.-]+): task (?P<rank>\d+): (?!Exited)")
+_SRUN_SEVERAL = re.compile(r"^srun: error: [\w.-]+: tasks \d+[-,]")
 _SRUN_STARTS = re.compile(r"\bsrun\b.*\bpython")
 _SRUN_EXITED = re.compile(r"^srun: error: [\w.-]+: tasks? (?P<tasks>[\d,-]+): Exited with exit code")
-_SRUN_SEVERAL = re.compile(r"^srun: error: [\w.-]+: tasks \d+[-,]")
 # Where these start the ranks, a task of Slurm is not one rank.
 _LAUNCHES = re.compile(r"torch[./]distributed[./](?:elastic|launcher|run)\b|torchrun|deepspeed|accelerate")
 

@@ -107,7 +107,7 @@ def _ago(stamp: object, now_s: float) -> str:
 
 def why_lines(incident: IncidentDocument) -> list[str]:
     """Return the claims that decided, in order, and the rule by which they did."""
-    hang = "it is a hang: see what the ranks wait in" if is_hang(incident) else "its supervisor did not record that"
+    hang = "it is a hang: see what the ranks wait in" if is_hang(incident) else "it is not recorded what decided"
     return [one_line(line) for line in incident.get("why") or ()] or [hang]
 
 
