@@ -97,6 +97,24 @@ class Incident:
         }
 
 
+def missing_ranks(
+    collective: str | None,
+    seq: int | None,
+    waiting: Iterable[int],
+    missing: Iterable[int],
+    stacks: Iterable[tuple[int, str]] = (),
+) -> MissingRanks:
+    """Return the contract's object of the ranks for which a collective waits; stacks: the places of some."""
+    places = {str(rank): place for rank, place in stacks}
+    return {
+        "collective": collective,
+        "seq": seq,
+        "waiting": sorted(waiting),
+        "missing": sorted(missing),
+        "stacks": places,
+    }
+
+
 def incidents_in(records: Iterable[JournalEvent]) -> list[IncidentDocument]:
     """Return the incidents of a journal, each as it stands after the last record (see `after_event`)."""
     incidents: list[IncidentDocument] = []

@@ -13,7 +13,7 @@ from remote_agent.diagnose.categories import CATEGORIES
 from remote_agent.diagnose.evidence import JobContext, name_nodes
 from remote_agent.diagnose.flight import Parting, Record, compare, read
 from remote_agent.diagnose.flight_files import MAX_BYTES, parse_flight_record
-from remote_agent.diagnose.incidents import EvidenceLine, Incident, Victims
+from remote_agent.diagnose.incidents import EvidenceLine, Incident, Victims, missing_ranks
 from remote_agent.diagnose.verdict import MAX_EVIDENCE
 from remote_agent.text.names import name_ranks
 from remote_agent.text.shapes import clip, fingerprint
@@ -115,7 +115,9 @@ def incident_of(parting: Parting, context: JobContext, files: Mapping[int, str])
             for rank, text in parting.lines[:MAX_EVIDENCE]
         ),
         victims=victims,
-        missing=parting.missing_document(),
+        missing=missing_ranks(
+            parting.call.op, parting.call.seq, parting.waiting, parting.missing, sorted(parting.stacks.items())
+        ),
     )
 
 

@@ -40,7 +40,7 @@ from remote_agent.diagnose.hang.pulses import (
     lasting_wait,
     may_receive,
 )
-from remote_agent.diagnose.incidents import EvidenceLine, Incident, Victims
+from remote_agent.diagnose.incidents import EvidenceLine, Incident, Victims, missing_ranks
 from remote_agent.text.names import name_ranks
 from remote_agent.text.shapes import clip, fingerprint
 
@@ -343,11 +343,13 @@ def missing_of(stall: Stall) -> MissingRanks:
         key = (group_name(wait.group), wait.op, wait.seq if wait.group else None)
         calls.setdefault(key, []).append(rank)
     return {
-        "collective": first.op if first is not None else None,
-        "seq": first.seq if first is not None and first.group else None,
-        "waiting": sorted(set(stall.waits) - set(stall.missing)),
-        "missing": sorted(stall.missing),
-        "stacks": {str(rank): place for rank, place in stall.where.items()},
+        **missing_ranks(
+            first.op if first is not None else None,
+            first.seq if first is not None and first.group else None,
+            set(stall.waits) - set(stall.missing),
+            stall.missing,
+            stall.where.items(),
+        ),
         "calls": [
             {"collective": op, "seq": seq, "group": group, "ranks": ranks} for (group, op, seq), ranks in calls.items()
         ],

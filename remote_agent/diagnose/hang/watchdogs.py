@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from remote_agent.diagnose.incidents import missing_ranks
 from remote_agent.text.names import read_number
 
 if TYPE_CHECKING:
@@ -114,13 +115,7 @@ def find_missing(
     # One late watchdog in a large group proves nothing: most ranks must be waiting.
     if not missing or len(missing) > max(1, len(waiting) // 2) or len(missing) >= len(world or waiting):
         return None
-    return {
-        "collective": operation,
-        "seq": number,
-        "waiting": sorted(waiting - missing),
-        "missing": sorted(missing),
-        "stacks": {},
-    }
+    return missing_ranks(operation, number, waiting - missing, missing)
 
 
 def find_mismatch(every: Sequence[Wait]) -> Mismatch | None:
