@@ -1,6 +1,6 @@
 """The verdict across ranks and nodes: one cause, the ranks that failed as a consequence, the evidence. A pure function.
 
-In: what each rank left behind, what is known about the nodes. Out: an Incident.
+In: what each rank left behind, what is known about the nodes. Out: an incident.
 
 **A rank that supervisor stopped is never the cause. A closed connection, a watchdog or a timeout of the store marks a
 rank that failed as a consequence, unless there is nothing else. If the texts do not show the cause, the verdict says
@@ -33,7 +33,7 @@ from remote_agent.diagnose.claims import (
 from remote_agent.diagnose.evidence import JobContext, RankEvidence, name_nodes
 from remote_agent.diagnose.exits import signal_name
 from remote_agent.diagnose.hang.watchdogs import find_mismatch, find_missing
-from remote_agent.diagnose.incidents import EvidenceLine, Incident, Victims, iso_time
+from remote_agent.diagnose.incidents import EvidenceLine, incident, iso_time
 from remote_agent.diagnose.last_words import begun_work, last_error, own_lines
 from remote_agent.diagnose.rosters import Roster, absent_of
 from remote_agent.diagnose.signatures.signature import CHILD_FAILED, DIED, WRONG_SIZE
@@ -44,7 +44,7 @@ from remote_agent.text.shapes import clip, fingerprint, shape
 from remote_agent.wire.events import AGENT_DIED
 
 if TYPE_CHECKING:
-    from remote_agent.wire.documents import MissingRanks
+    from remote_agent.wire.documents import IncidentDocument, MissingRanks
 
 # Exits without a reason have the same cause only within this time.
 _ENDED_WINDOW_NS = 10_000_000_000
@@ -118,32 +118,30 @@ class _Case(NamedTuple):
         )
 
 
-def verdict(evidence: Sequence[RankEvidence], context: JobContext) -> Incident:
+def verdict(evidence: Sequence[RankEvidence], context: JobContext) -> IncidentDocument:
     """Return the incident that this evidence shows."""
     claims = in_order(read_ranks(evidence, context.host_notes))
     case = _Case(claims, context, _pointed_at(claims))
     found = ((why, rule(case)) for why, rule in RULES)
     why, cause = next(((why, cause) for why, cause in found if cause is not None), ("", _nothing(case)))
     first = cause.claims[0] if cause.claims else None
-    return Incident(
-        id=context.incident_id,
-        generation=context.generation,
+    return incident(
+        context,
         time_ns=_time(cause, claims, context),
         category=cause.category,
         scope=cause.scope,
-        culprit_ranks=tuple(sorted(cause.ranks)),
-        culprit_node=cause.node or None,
         confidence=cause.confidence,
-        summary=clip(f"{_subject(cause, context)}{cause.headline}"),
+        summary=f"{_subject(cause, context)}{cause.headline}",
+        hint=cause.hint,
+        fingerprint=_fingerprint(cause),
+        ranks=cause.ranks,
+        node=cause.node or None,
+        at_least=cause.at_least,
         evidence=_evidence(cause, claims),
         traceback=first.traceback if first is not None else None,
-        exit_code=first.exit_code if first is not None else None,
-        exit_signal=first.exit_signal if first is not None else None,
-        hint=cause.hint,
+        exit_={"code": first.exit_code, "signal": first.exit_signal} if first is not None else None,
         victims=_victims(cause, claims, context),
         missing=cause.missing,
-        at_least=cause.at_least,
-        fingerprint=_fingerprint(cause),
         why=_why(why, cause, claims),
     )
 
@@ -611,7 +609,7 @@ def _evidence(cause: _Cause, claims: list[Claim]) -> tuple[EvidenceLine, ...]:
     return tuple(lines[:MAX_EVIDENCE])
 
 
-def _victims(cause: _Cause, claims: list[Claim], context: JobContext) -> tuple[Victims, ...]:
+def _victims(cause: _Cause, claims: list[Claim], context: JobContext) -> list[tuple[Sequence[int], str, str]]:
     """Return all other ranks that failed, in order, in groups that failed alike."""
     groups: dict[tuple[str, str], list[Claim]] = {}
     guilty, of_cause = set(cause.ranks), set(cause.claims)
@@ -619,19 +617,18 @@ def _victims(cause: _Cause, claims: list[Claim], context: JobContext) -> tuple[V
         if each.kind == DONE or each in of_cause or each.rank is None or each.rank in guilty:
             continue
         groups.setdefault((each.category, each.shape), []).append(each)
-    victims = []
+    victims: list[tuple[Sequence[int], str, str]] = []
     for (category, _), alike in groups.items():
-        ranks = tuple(sorted(_ranks_of(alike)))
+        ranks = _ranks_of(alike)
         times = f"{len(ranks)} x " if len(ranks) > 1 else ""
         later = "later: " if alike[0].kind == FAILED else ""
         too = "; may be affected too" if cause.at_least and _is_undecided(alike[0]) else ""
-        victims.append(Victims(ranks, category, f"{times}{later}{alike[0].text}{too}"))
+        victims.append((ranks, category, f"{times}{later}{alike[0].text}{too}"))
     lost = [name for name in context.lost_nodes if name != cause.node or cause.category != "node_lost"]
-    victims.extend(
-        Victims(tuple(context.ranks_of(name)), "node_lost", f"node {name} lost: {context.lost_nodes[name][1]}")
-        for name in lost
+    of_nodes = (
+        (context.ranks_of(name), "node_lost", f"node {name} lost: {context.lost_nodes[name][1]}") for name in lost
     )
-    return tuple(victims)
+    return [*victims, *of_nodes]
 
 
 def _fingerprint(cause: _Cause) -> str:

@@ -134,7 +134,6 @@ def _read_incident(detail: IncidentDocument, run: Generation) -> None:
     incident = detail.copy()
     incident.pop("ongoing", None)
     incident.pop("preliminary", None)
-    incident.pop("fingerprint", None)
     if detail.get("ongoing"):
         run.hang = incident
     else:
