@@ -18,7 +18,7 @@ from supervisor.cli.options import SUFFIX, add_json, make_parser
 from supervisor.cli.output import write_json
 from supervisor.errors import UsageError
 from supervisor.standard_streams import err_is_terminal, progress_bar
-from supervisor.wording.incidents import incident_lines
+from supervisor.wording.incidents import incident_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,7 +89,7 @@ def lines_of(document: Diagnosis, *, why: bool = False) -> list[str]:
     """Return the verdicts and the facts about NCCL as text; why: with the claims that decided."""
     lines: list[str] = []
     for incident in document["incidents"]:
-        lines += [*([""] if lines else []), *incident_lines(incident, why=why)]
+        lines += [*([""] if lines else []), *incident_text(incident, why=why)]
     return [*(lines or [NO_FAILURE]), *_nccl(document["nccl"])]
 
 
