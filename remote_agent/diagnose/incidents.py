@@ -14,7 +14,7 @@ from remote_agent.wire.events import ENDED_EVENTS, EventType, label
 
 if TYPE_CHECKING:
     from remote_agent.diagnose.evidence import JobContext
-    from remote_agent.wire.documents import ExitStatus, IncidentDocument, JournalEvent, MissingRanks
+    from remote_agent.wire.documents import EvidenceEntry, ExitStatus, IncidentDocument, JournalEvent, MissingRanks
 
 OPEN, HEALED, OVER = "open", "healed", "over"
 # These events end an incident or a hang, or add to it.
@@ -59,29 +59,18 @@ def incident(
     affected like these, but were stopped before they could show it; victims: ranks, category and summary of those
     that failed alike as a consequence; why: the claims that decided, in order, and the rule; empty for a hang.
     """
+    lines: list[EvidenceEntry] = [
+        {"node": one.node, "rank": one.rank, "file": one.file, "line": one.line, "text": one.text} for one in evidence
+    ]
     return {
-        "id": context.incident_id,
-        "generation": context.generation,
-        "time": None if time_ns is None else iso_time(time_ns),
-        "category": category,
-        "scope": scope,
-        "culprit_ranks": sorted(ranks),
-        "culprit_node": node,
-        "at_least": at_least,
-        "confidence": confidence,
-        "summary": clip(summary),
-        "evidence": [
-            {"node": one.node, "rank": one.rank, "file": one.file, "line": one.line, "text": one.text}
-            for one in evidence
-        ],
-        "traceback": traceback,
-        "exit": exit_ or {"code": None, "signal": None},
-        "hint": hint,
+        "id": context.incident_id, "generation": context.generation,
+        "time": None if time_ns is None else iso_time(time_ns), "category": category, "scope": scope,
+        "culprit_ranks": sorted(ranks), "culprit_node": node, "at_least": at_least, "confidence": confidence,
+        "summary": clip(summary), "evidence": lines, "traceback": traceback,
+        "exit": exit_ or {"code": None, "signal": None}, "hint": hint,
         "victims": [{"ranks": sorted(own), "category": kind, "summary": text} for own, kind, text in victims],
-        "missing": missing,
-        "why": list(why),
-        "fingerprint": fingerprint,
-    }
+        "missing": missing, "why": list(why), "fingerprint": fingerprint,
+    }  # fmt: skip
 
 
 def missing_ranks(
@@ -94,12 +83,8 @@ def missing_ranks(
     """Return the contract's object of the ranks for which a collective waits; stacks: the places of some."""
     places = {str(rank): place for rank, place in stacks}
     return {
-        "collective": collective,
-        "seq": seq,
-        "waiting": sorted(waiting),
-        "missing": sorted(missing),
-        "stacks": places,
-    }
+        "collective": collective, "seq": seq, "waiting": sorted(waiting), "missing": sorted(missing), "stacks": places,
+    }  # fmt: skip
 
 
 def incidents_in(records: Iterable[JournalEvent]) -> list[IncidentDocument]:

@@ -145,9 +145,9 @@ _PREFIXED_SHARE = 0.6
 _SRUN_LINES = ("srun: ", "slurmstepd: ")
 _SRUN_SAYS = re.compile(r"^srun: error: (?P<node>[\w.-]+): task (?P<rank>\d+): ")
 _SRUN_KILLED = re.compile(r"^srun: error: (?P<node>[\w.-]+): task (?P<rank>\d+): (?!Exited)")
-_SRUN_SEVERAL = re.compile(r"^srun: error: [\w.-]+: tasks \d+[-,]")
 _SRUN_STARTS = re.compile(r"\bsrun\b.*\bpython")
 _SRUN_EXITED = re.compile(r"^srun: error: [\w.-]+: tasks? (?P<tasks>[\d,-]+): Exited with exit code")
+_SRUN_SEVERAL = re.compile(r"^srun: error: [\w.-]+: tasks \d+[-,]")
 # Where these start the ranks, a task of Slurm is not one rank.
 _LAUNCHES = re.compile(r"torch[./]distributed[./](?:elastic|launcher|run)\b|torchrun|deepspeed|accelerate")
 
