@@ -24,7 +24,7 @@ from supervisor.logs.selection import Selection
 from supervisor.wording.events import MEMBERSHIP, EventRows, event_text, phase_name, phases_by_generation
 from supervisor.wording.events import line as event_row
 from supervisor.wording.goodput import KINDS, goodput, measure
-from supervisor.wording.incidents import incident_lines
+from supervisor.wording.incidents import incident_text
 from supervisor.wording.status import condition_of
 from supervisor.wording.values import clock, local_time, one_line, safe
 
@@ -303,7 +303,7 @@ def _verdicts(incidents: Sequence[IncidentDocument]) -> Iterator[str]:
         yield "No failure."
     for incident in incidents:
         traceback = incident.get("traceback")
-        first, summary, *rest = incident_lines(incident, traceback=False, utc=True)
+        first, summary, *rest = incident_text(incident, traceback=False, utc=True)
         yield from (f"### {one_line(summary)}", "", f"* {first}")
         for line in rest:
             # Details of the line before are indented further.

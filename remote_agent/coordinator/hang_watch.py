@@ -132,7 +132,6 @@ def _report(turn: Turn, stall: Stall) -> None:
         ranks_per_node=state.ranks_per_node(),
         now_ns=turn.wall_ns - int(age_s * 1e9),
     )
-    incident = stall_incident(stall, context)
     first = stall.first if stall.waits else None
     hang = {
         "missing": missing_of(stall),
@@ -143,8 +142,7 @@ def _report(turn: Turn, stall: Stall) -> None:
     # The document has times because it may be shown later, when a duration would be wrong.
     turn.emit(
         EventType.INCIDENT,
-        **incident.to_json(),
-        fingerprint=incident.fingerprint,
+        **stall_incident(stall, context),
         ongoing=True,
         times_out_at=_later(turn, gives_up_in(stall, age_s)),
         restarts_at=_later(turn, state.spec.hang_restart or None),

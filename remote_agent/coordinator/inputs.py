@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from remote_agent.diagnose.hang.pulses import Pulse
-    from remote_agent.diagnose.incidents import Incident
     from remote_agent.wire import NodeSpec
-    from remote_agent.wire.documents import PlacedAnswer, RankExit, RankWindow, SnapshotEntry
+    from remote_agent.wire.documents import IncidentDocument, PlacedAnswer, RankExit, RankWindow, SnapshotEntry
 
 
 class Input:
@@ -230,7 +229,7 @@ class Judged(Input):
     """The verdict on a group that failed, which `known` failures of ranks and nodes show; final: all have ended."""
 
     generation: int
-    incident: Incident
+    incident: IncidentDocument
     final: bool
     known: int
 

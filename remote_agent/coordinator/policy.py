@@ -16,11 +16,12 @@ from remote_agent.coordinator import state as s
 from remote_agent.coordinator.formation import patience, send_away
 from remote_agent.coordinator.quorum import without
 from remote_agent.coordinator.transitions import QUARANTINE_WINDOW_S, WITHIN, Turn, fail_node
+from remote_agent.diagnose import incidents
 from remote_agent.diagnose.categories import CATEGORIES
 from remote_agent.diagnose.evidence import JobContext, RankEvidence
 from remote_agent.diagnose.hang.loops import missing_in
 from remote_agent.diagnose.hang.stalls import find_stall, missing_of
-from remote_agent.diagnose.incidents import OPEN, Incident, Victims, last_lines
+from remote_agent.diagnose.incidents import last_lines
 from remote_agent.diagnose.verdict import verdict
 from remote_agent.wire.events import HOST_NAME, EventType, StopCause
 
@@ -71,7 +72,7 @@ def on_judged(turn: Turn, event: inputs.Judged) -> None:
         _publish(turn, event)
 
 
-def _conclude(turn: Turn, incident: Incident | None) -> None:
+def _conclude(turn: Turn, incident: IncidentDocument | None) -> None:
     """Decide what follows a stopped group, which failed if there is an incident."""
     state = turn.state
     cause = state.cause or StopCause.RESTART
@@ -81,7 +82,7 @@ def _conclude(turn: Turn, incident: Incident | None) -> None:
     turn.set(groups=without(state.groups, state.generation, state.term))
     if incident is not None:
         lines = [line for name in state.lost for line in last_lines(name, state.nodes[name].said)]
-        _report(turn, dataclasses.replace(incident, evidence=(*incident.evidence, *lines)))
+        _report(turn, {**incident, "evidence": [*incident["evidence"], *lines]})
     turn.set(judging=None, preliminary=None)
     _close(turn)
     leaving = [name for name in state.nodes if name in turn.state.leaving]
@@ -97,9 +98,9 @@ def _conclude(turn: Turn, incident: Incident | None) -> None:
         _form_again(turn)
 
 
-def _continues(turn: Turn, incident: Incident) -> bool:
+def _continues(turn: Turn, incident: IncidentDocument) -> bool:
     """Take the consequences of a failure; return False when the job ended."""
-    return incident.category == "node_lost" or _leave_out(turn, incident) or _charge(turn, incident)
+    return incident["category"] == "node_lost" or _leave_out(turn, incident) or _charge(turn, incident)
 
 
 def _close(turn: Turn) -> None:
@@ -156,8 +157,8 @@ def _publish(turn: Turn, event: inputs.Judged) -> None:
     trial = Turn(turn.state, turn.now, turn.wall_ns)
     _close(trial)
     is_last = not _continues(trial, incident)
-    turn.set(preliminary=s.Preliminary(incident.id, incident.fingerprint, event.known, is_last))
-    if before is None or before.fingerprint != incident.fingerprint:
+    turn.set(preliminary=s.Preliminary(incident["id"], incident["fingerprint"], event.known, is_last))
+    if before is None or before.fingerprint != incident["fingerprint"]:
         _report(turn, incident, preliminary=True)
 
 
@@ -177,32 +178,29 @@ def _is_failure(state: s.State) -> bool:
     return state.cause != StopCause.STOP and (state.cause == StopCause.FAILURE or bool(state.lost))
 
 
-def _report(turn: Turn, incident: Incident, preliminary: bool = False) -> Incident:
-    turn.set(incidents=incident.id)
-    facts: IncidentDocument = {**incident.to_json(), "fingerprint": incident.fingerprint}
-    if preliminary:
-        facts["preliminary"] = True
+def _report(turn: Turn, incident: IncidentDocument, preliminary: bool = False) -> None:
+    turn.set(incidents=incident["id"])
+    facts: IncidentDocument = {**incident, "preliminary": True} if preliminary else incident
     turn.emit(EventType.INCIDENT, **facts)
-    return incident
 
 
-def _leave_out(turn: Turn, incident: Incident) -> bool:
+def _leave_out(turn: Turn, incident: IncidentDocument) -> bool:
     """Continue without a node that alone keeps failing; returns whether that is so."""
-    name = incident.culprit_node
+    name = incident["culprit_node"]
     if name is None or name not in turn.state.nodes or turn.node(name).status != "ready":
         return False
     what = _blame(turn, name, incident)
     if not what and _can_do_without(turn.state, incident) == name and name in turn.state.suspects:
         what = "failed alone twice before the first step"
-        turn.set(fingerprint=incident.fingerprint)
+        turn.set(fingerprint=incident["fingerprint"])
     if what:
-        fail_node(turn, name, f"quarantined: {what}, last: {incident.summary}")
+        fail_node(turn, name, f"quarantined: {what}, last: {incident['summary']}")
     return bool(what)
 
 
-def _blame(turn: Turn, name: str, incident: Incident) -> str:
+def _blame(turn: Turn, name: str, incident: IncidentDocument) -> str:
     """Count failures that a machine caused; return why the node is left out, or "" if it stays."""
-    if not CATEGORIES[incident.category].machine:
+    if not CATEGORIES[incident["category"]].machine:
         return ""
     recent = [blame for blame in turn.state.blames if turn.now - blame[0] < QUARANTINE_WINDOW_S]
     turn.set(blames=(*recent, (turn.now, name)))
@@ -212,16 +210,16 @@ def _blame(turn: Turn, name: str, incident: Incident) -> str:
     return f"caused {faults} failures {WITHIN}" if alone and faults >= QUARANTINE_FAULTS else ""
 
 
-def _can_do_without(state: s.State, incident: Incident) -> str | None:
+def _can_do_without(state: s.State, incident: IncidentDocument) -> str | None:
     """Return the node that alone failed before the first step, if the others are enough without it.
 
     None while the work tree is new: then that is the more likely reason, and there is one to go back to. Nor can one
     tell while no group has ever formed: only the first node opens a store, and the others may be as unable.
     """
-    name = incident.culprit_node
+    name = incident["culprit_node"]
     if not any(group.formed and group.generation >= 0 for group in state.groups):
         return None
-    early = _came_early(state) and incident.exit_signal in OWN_ENDS and incident.confidence != "unknown"
+    early = _came_early(state) and incident["exit"]["signal"] in OWN_ENDS and incident["confidence"] != "unknown"
     if name is None or name not in state.nodes or not early or not views.has_proven_tree(state):
         return None
     others = {**state.nodes, name: dataclasses.replace(state.nodes[name], ready=False)}
@@ -229,20 +227,20 @@ def _can_do_without(state: s.State, incident: Incident) -> str | None:
     return name if enough else None
 
 
-def _charge(turn: Turn, incident: Incident) -> bool:
+def _charge(turn: Turn, incident: IncidentDocument) -> bool:
     """Charge one restart, or go back to the last work tree for free; return False when the job ended instead."""
     state = turn.state
-    early = _came_early(state) and incident.exit_signal is None
+    early = _came_early(state) and incident["exit"]["signal"] is None
     alone = _can_do_without(state, incident)
     # A fault of the script follows it to the next node, but several machines may have the same fault.
-    is_machine = alone is not None and CATEGORIES[incident.category].machine
-    if early and incident.fingerprint == state.fingerprint and not is_machine:
-        reason = f"the same failure twice in a row before the first step: {incident.summary}"
+    is_machine = alone is not None and CATEGORIES[incident["category"]].machine
+    if early and incident["fingerprint"] == state.fingerprint and not is_machine:
+        reason = f"the same failure twice in a row before the first step: {incident['summary']}"
     elif state.restarts >= state.spec.max_restarts:
-        reason = f"max_restarts ({state.spec.max_restarts}) is used up: {incident.summary}"
+        reason = f"max_restarts ({state.spec.max_restarts}) is used up: {incident['summary']}"
     else:
         suspects = state.suspects if alone is None else (*state.suspects, alone)
-        turn.set(restarts=state.restarts + 1, fingerprint=incident.fingerprint if early else None, suspects=suspects)
+        turn.set(restarts=state.restarts + 1, fingerprint=incident["fingerprint"] if early else None, suspects=suspects)
         return True
     if early and code_version.fall_back(turn, reason):
         return True
@@ -266,7 +264,7 @@ def note_recovery(turn: Turn) -> None:
     Ranks that still wait for each other in init_process_group have shown nothing.
     """
     state, incident = turn.state, turn.state.incident
-    is_open = incident is not None and incident.get("state") == OPEN and not incident.get("ongoing")
+    is_open = incident is not None and incident.get("state") == incidents.OPEN and not incident.get("ongoing")
     if state.phase != s.RUNNING or not is_open:
         return
     if state.stepped or not (state.grouping or _is_early(state, turn.now)):
@@ -315,7 +313,7 @@ def hand_over(turn: Turn) -> None:
     turn.commands.append(s.HandOver(chosen))
 
 
-def _judge(state: s.State, now_ns: int) -> Incident:
+def _judge(state: s.State, now_ns: int) -> IncidentDocument:
     """Return the incident of the generation that stops, from what is known of its ranks."""
     evidence = [
         RankEvidence.from_exit(ended, ended["node"], _files(state.generation, rank), int(ended.get("shift_ns", 0)))
@@ -360,20 +358,18 @@ def _last_seen(state: s.State) -> MissingRanks | None:
     )
 
 
-def _preempted(state: s.State, now_ns: int) -> Incident:
+def _preempted(state: s.State, now_ns: int) -> IncidentDocument:
     """Return the incident of a job whose allocation is ended."""
-    ranks = tuple(sorted(state.ranks))
-    return Incident(
-        id=state.incidents + 1,
-        generation=state.generation,
+    return incidents.incident(
+        JobContext(state.generation, state.incidents + 1),
         time_ns=now_ns,
         category="signal_preempted",
         scope="outside_the_ranks",
         confidence="established",
         summary=f"preempted: {state.preempted}",
         hint="ask for more time, or let the scheduler requeue the job: the script resumes from its snapshot",
-        victims=(Victims(ranks, "signal_preempted", "stopped with the allocation"),) if ranks else (),
         fingerprint="signal_preempted|allocation",
+        victims=[(sorted(state.ranks), "signal_preempted", "stopped with the allocation")] if state.ranks else (),
     )
 
 

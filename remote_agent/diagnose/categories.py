@@ -54,7 +54,7 @@ CATEGORIES = {
         notes="Xid",
     ),
     "host_oom_kill": Category(
-        "killed by the host's OOM killer",
+        "killed (host memory)",
         "use less host memory per rank (fewer DataLoader workers, one copy of the model) or raise the limit",
         machine=True,
         notes=f"{OOM}|{PRESSURE}",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from remote_agent.text import shapes
 
 if TYPE_CHECKING:
-    from remote_agent.diagnose.hang.watchdogs import Wait
+    from remote_agent.diagnose.hang.watchdogs import QueuedWait
     from remote_agent.diagnose.incidents import EvidenceLine
     from remote_agent.diagnose.rosters import Roster
 
@@ -52,7 +52,7 @@ class Shown(NamedTuple):
     """The local rank that lost a connection, and the one that closed it."""
     hosts: Sequence[tuple[int, str, str]] = ()
     """The line of each connection that was lost, its host and port."""
-    wait: Wait | None = None
+    wait: QueuedWait | None = None
     """What its watchdog says, of no rank yet."""
     aside: str = ""
     """What ended a thread, a task or a child of it, where the process itself went on."""
@@ -99,7 +99,7 @@ class Claim:
     """The host of each connection that was lost, as the text names it."""
     uncertainty_ns: int = 0
     """How much later than t_ns it may have been: the timestamp has whole seconds."""
-    wait: Wait | None = None
+    wait: QueuedWait | None = None
     """What its watchdog says."""
     shown: Shown = _NOTHING
     """What its author's text shows besides the failure."""

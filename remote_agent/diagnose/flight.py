@@ -16,14 +16,11 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Optional, TypedDict
+from typing import Annotated, Any, NamedTuple, Optional, TypedDict
 
 from remote_agent.text.names import name_ranks
 from remote_agent.wire.documents import Count, RankNumber, TimeNs
 from remote_agent.wire.gate import Misfit, parse, reader, row
-
-if TYPE_CHECKING:
-    from remote_agent.wire.documents import MissingRanks
 
 DEFAULT_GROUP = "0"
 _DEFAULT = "default_pg"
@@ -129,16 +126,6 @@ class Parting:
     is_sure: bool = True
     """False where records are missing, or as many ranks are on one side as on the other."""
     stacks: Mapping[int, str] = dataclasses.field(default_factory=dict)
-
-    def missing_document(self) -> MissingRanks:
-        """Return the contract's `missing` object."""
-        return {
-            "collective": self.call.op,
-            "seq": self.call.seq,
-            "waiting": list(self.waiting),
-            "missing": list(self.missing),
-            "stacks": {str(rank): place for rank, place in sorted(self.stacks.items())},
-        }
 
 
 def read(document: object) -> Record:

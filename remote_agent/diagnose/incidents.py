@@ -5,15 +5,17 @@ In: the fields of one failure; journal records. Out: the contract's incident obj
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
+from remote_agent.text.shapes import clip
 from remote_agent.wire.events import ENDED_EVENTS, EventType, label
 
 if TYPE_CHECKING:
-    from remote_agent.wire.documents import IncidentDocument, JournalEvent, MissingRanks
+    from remote_agent.diagnose.evidence import JobContext
+    from remote_agent.wire.documents import EvidenceEntry, ExitStatus, IncidentDocument, JournalEvent, MissingRanks
 
 OPEN, HEALED, OVER = "open", "healed", "over"
 # Of a lost node's ranks, so many show their last line.
@@ -22,8 +24,7 @@ MAX_LAST_LINES = 12
 _CHANGES = frozenset({EventType.HANG_OVER, EventType.GENERATION_STOPPED, EventType.INCIDENT_HEALED, *ENDED_EVENTS})
 
 
-@dataclasses.dataclass(frozen=True)
-class EvidenceLine:
+class EvidenceLine(NamedTuple):
     """A line that shows the failure; `line` counts from 1, None: unknown."""
 
     node: str | None
@@ -33,74 +34,66 @@ class EvidenceLine:
     text: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Victims:
-    """Ranks that failed alike as a consequence."""
+def incident(
+    context: JobContext,
+    *,
+    time_ns: int | None,
+    category: str,
+    scope: str,
+    confidence: str,
+    summary: str,
+    hint: str,
+    fingerprint: str,
+    ranks: Iterable[int] = (),
+    node: str | None = None,
+    at_least: bool = False,
+    evidence: Iterable[EvidenceLine] = (),
+    traceback: str | None = None,
+    exit_: ExitStatus | None = None,
+    victims: Iterable[tuple[Sequence[int], str, str]] = (),
+    missing: MissingRanks | None = None,
+    why: Sequence[str] = (),
+) -> IncidentDocument:
+    """Return the contract's object of one failure: nobody else makes one.
 
-    ranks: tuple[int, ...]
-    category: str
-    summary: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Incident:
-    """One failure with its verdict. `to_json` is the contract's object."""
-
-    id: int
-    generation: int
-    time_ns: int | None
-    category: str
-    scope: str
-    confidence: str
-    summary: str
-    hint: str
-    fingerprint: str
-    """Equal for the same failure in another generation or on another rank."""
-    culprit_ranks: tuple[int, ...] = ()
-    culprit_node: str | None = None
-    evidence: tuple[EvidenceLine, ...] = ()
-    traceback: str | None = None
-    exit_code: int | None = None
-    exit_signal: str | None = None
-    victims: tuple[Victims, ...] = ()
-    missing: MissingRanks | None = None
-    at_least: bool = False
-    """Further ranks may be affected like the culprits: they were stopped before they could show it."""
-    why: tuple[str, ...] = ()
-    """The claims that decided, in order, and the rule; empty for a hang."""
-
-    def to_json(self) -> IncidentDocument:
-        """Return the incident object of the contract."""
-        return {
-            "id": self.id,
-            "generation": self.generation,
-            "time": None if self.time_ns is None else iso_time(self.time_ns),
-            "category": self.category,
-            "scope": self.scope,
-            "culprit_ranks": list(self.culprit_ranks),
-            "culprit_node": self.culprit_node,
-            "at_least": self.at_least,
-            "confidence": self.confidence,
-            "summary": self.summary,
-            "evidence": [
-                {"node": one.node, "rank": one.rank, "file": one.file, "line": one.line, "text": one.text}
-                for one in self.evidence
-            ],
-            "traceback": self.traceback,
-            "exit": {"code": self.exit_code, "signal": self.exit_signal},
-            "hint": self.hint,
-            "victims": [
-                {"ranks": list(one.ranks), "category": one.category, "summary": one.summary} for one in self.victims
-            ],
-            "missing": None if self.missing is None else self.missing.copy(),
-            "why": list(self.why),
-        }
+    fingerprint: equal for the same failure in another generation or on another rank; at_least: further ranks may be
+    affected like these, but were stopped before they could show it; victims: ranks, category and summary of those
+    that failed alike as a consequence; why: the claims that decided, in order, and the rule; empty for a hang.
+    """
+    lines: list[EvidenceEntry] = [
+        {"node": one.node, "rank": one.rank, "file": one.file, "line": one.line, "text": one.text} for one in evidence
+    ]
+    return {
+        "id": context.incident_id, "generation": context.generation,
+        "time": None if time_ns is None else iso_time(time_ns), "category": category, "scope": scope,
+        "culprit_ranks": sorted(ranks), "culprit_node": node, "at_least": at_least, "confidence": confidence,
+        "summary": clip(summary), "evidence": lines, "traceback": traceback,
+        "exit": exit_ or {"code": None, "signal": None}, "hint": hint,
+        "victims": [{"ranks": sorted(own), "category": kind, "summary": text} for own, kind, text in victims],
+        "missing": missing, "why": list(why), "fingerprint": fingerprint,
+    }  # fmt: skip
 
 
-def last_lines(node: str, said: Iterable[tuple[int, str]]) -> list[EvidenceLine]:
+def missing_ranks(
+    collective: str | None,
+    seq: int | None,
+    waiting: Iterable[int],
+    missing: Iterable[int],
+    stacks: Iterable[tuple[int, str]] = (),
+) -> MissingRanks:
+    """Return the contract's object of the ranks for which a collective waits; stacks: the places of some."""
+    places = {str(rank): place for rank, place in stacks}
+    return {
+        "collective": collective, "seq": seq, "waiting": sorted(waiting), "missing": sorted(missing), "stacks": places,
+    }  # fmt: skip
+
+
+def last_lines(node: str, said: Iterable[tuple[int, str]]) -> list[EvidenceEntry]:
     """Return as evidence what the ranks of a lost node had printed last; said: rank and line."""
-    lines = [EvidenceLine(node, rank, None, None, f"last output on {node}: {text}") for rank, text in said]
-    return lines[:MAX_LAST_LINES]
+    return [
+        {"node": node, "rank": rank, "file": None, "line": None, "text": f"last output on {node}: {text}"}
+        for rank, text in itertools.islice(said, MAX_LAST_LINES)
+    ]
 
 
 def incidents_in(records: Iterable[JournalEvent]) -> list[IncidentDocument]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,6 +35,7 @@ _HANDLED = re.compile(
 _SYSTEM_WORDS = re.compile(
     ": (?:" + "|".join(re.escape(os.strerror(number)) for number in sorted(errno.errorcode)) + ")"
 )
+_NAMED = re.compile(r"\w(?:Error|Exception)\b")
 _INFO = re.compile(r"\b(?:INFO|DEBUG|NOTICE|TRACE|info|debug)\b")
 _FRONT = 120
 # The most lines that a script prints between its failure and its end.
@@ -156,6 +158,13 @@ def find_error(lines: Sequence[str]) -> str:
     """
     number = _first_of_level_error(lines)
     return "" if number is None else lines[number].strip()
+
+
+def last_error(lines: Sequence[str]) -> str:
+    """Return the last line after all progress that names an error, also one that the process has survived."""
+    rest = itertools.takewhile(lambda line: not is_progress(line), reversed(lines))
+    named = (line for line in rest if _NAMED.search(line) or _SYSTEM_WORDS.search(line) or _level(line) == ERROR)
+    return next(named, "").strip()
 
 
 def _first_of_level_error(lines: Sequence[str]) -> int | None:

@@ -13,9 +13,20 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from remote_agent.diagnose.accusations import accused, unheard
 from remote_agent.diagnose.categories import CATEGORIES, OOM, PRESSURE
-from remote_agent.diagnose.claims import AWAITED, DONE, ENDED, FAILED, OF_OTHERS, STOPPED, TOLD, WAITED, Claim, Shown
+from remote_agent.diagnose.claims import (
+    AWAITED,
+    DIFFER,
+    DONE,
+    ENDED,
+    FAILED,
+    OF_OTHERS,
+    STOPPED,
+    TOLD,
+    WAITED,
+    Claim,
+    Shown,
+)
 from remote_agent.diagnose.exits import SIGNAL_CATEGORIES, SIGNAL_HINTS, decode_exit, signal_name
 from remote_agent.diagnose.hang.watchdogs import gave_up, read_wait
 from remote_agent.diagnose.incidents import EvidenceLine
@@ -37,6 +48,7 @@ from remote_agent.diagnose.last_words import (
 from remote_agent.diagnose.meanings import BETWEEN_RANKS, OF_RANKS, best_match, meaning_of
 from remote_agent.diagnose.rosters import WAITS, absent_of, read_roster
 from remote_agent.diagnose.signatures import SIGNATURES, Signature
+from remote_agent.diagnose.signatures.host import WHO_KILLED
 from remote_agent.diagnose.signatures.launcher import KILLERS, REACTIONS
 from remote_agent.diagnose.signatures.python import hint_of
 from remote_agent.diagnose.tracebacks import (
@@ -77,6 +89,7 @@ _NODE_SAID = re.compile(
     r"|^(?:\w{3} {1,2}\d{1,2} [\d:]{8}|\d{4}-\d\d-\d\dT\S+) ([\w.-]+) (?:kernel|\w*oom\w*|systemd[\w-]*)(?:\[\d+\])?: "
     r"|^(?=[\w.-]*\d)([A-Za-z][\w.-]{1,63}): .*Killed process \d|\(IP: ([\d.]+), | node/([\w.-]+) "
 )
+_TASK = re.compile(r"srun: error: [\w.-]+: (tasks? [\d,-]+): ")
 _FULL_NOTE = re.compile(r"(.+): (?:0\.0 of .* MiB free|.*, no inode free)")
 _MAX_NOTES = 3
 # A process closes its connections before it exits, so the ranks that it disconnects may be seen to fail first.
@@ -102,6 +115,28 @@ _MISSING_INPUT = re.compile(
     r"(?:^|\.)(?:Empty|Full|TimeoutError|Timeout|EOFError|BrokenPipeError|ConnectionResetError|CancelledError"
     r"|Broken\w*(?:Pool|Executor|Barrier)\w*)$"
 )
+# Ranks in the text of an exception.
+_RANK = re.compile(r"\b[Rr]ank(?:[ :=#]{0,2}|\()(\d{1,6})\b(?!\s*(?:[-/.]\s*)?\d)")
+# This matches a list of ranks: "missing ranks: [2, 3]".
+_LIST = re.compile(r"\b[Rr]anks?(?: (?:are|is))?[ :=]{0,3}[\[{(](?P<ranks>\d{1,6}(?:, ?\d{1,6})*)[\]})]")
+# These are states of a rank in such a list, so of a process and not of an argument.
+_STATES = r"missing|failed|dead|lost|crashed|stuck|hung|unresponsive|killed|aborted|absent|lagging|unreachable"
+# These words say that a rank, or a part of it, is at fault alone.
+_FAILS = (
+    r"fails?|failed|failure|die[sd]|dead|crash(?:ed)?|raised?|exited|left|gone|missing|lost|killed|aborted|stuck|hangs?|hung"
+    r"|did not|didn't|does not|never|not respond\w*|unresponsive|timed out|lags?|behind|corrupt\w*|nan|NaN|no \w+"
+    r"|[Dd]ead ?[Ll]ock(?:ed)?|error|exception|invalid|bad|empty|wrong|unexpected"
+)
+# If two ranks differ in something, either of them may be at fault.
+_DIFFERS = r"differs?|different|inconsistent|mismatch\w*|diverge[sd]|disagree[sd]?|unequal|not (?:equal|match|the same)"
+# What follows a rank that all others differ from.
+_UNLIKE_ALL = re.compile(r"\b(?:while|but|whereas) (?:all )?(?:the )?others?\b")
+# What a library says of a rank for which it waited, or which it lost.
+_NOT_HEARD = re.compile(
+    r"\b(?:not received|did not receive|no response|waiting for|waited for|closed by|lost)\b[^.;:\n]{0,60}"
+    r"\brank[ :]{0,2}[\[(]?(\d{1,6})\b(?![^\n]*group_name_)"
+)
+_NEAR = 48
 
 
 def read_ranks(every: Iterable[RankEvidence], notes: Mapping[str, Sequence[str]]) -> list[Claim]:
@@ -145,7 +180,8 @@ def _or_told(claim: Claim, killers: Sequence[EvidenceLine]) -> Claim:
     if why is None:
         return claim
     headline = f"killed by SIGKILL, by others as the text says: {why}"
-    return dataclasses.replace(claim, kind=TOLD, category="signal_preempted", headline=headline)
+    told = "signal_preempted"
+    return dataclasses.replace(claim, kind=TOLD, category=told, headline=headline, hint=CATEGORIES[told].hint)
 
 
 def read_rank(evidence: RankEvidence, notes: Sequence[str] = ()) -> Claim:
@@ -600,17 +636,52 @@ def _others_in(trace: Trace, meaning: Signature | None, rank: int | None) -> tup
     """Return what an exception says of other ranks, and of which."""
     text = f"{trace.type}: {trace.message}"
     known = ("", ()) if meaning is None else meaning.others_in(text)
-    return known if known[1] or _kind(meaning) != FAILED else accused(text, rank)
+    return known if known[1] or _kind(meaning) != FAILED else _accused(text, rank)
+
+
+def _unheard(text: str) -> tuple[int, ...]:
+    """Return the rank from which nothing came, as the text of one that waited for it says."""
+    return tuple(map(read_number, _NOT_HEARD.findall(text)))[:1]
+
+
+def _accused(text: str, rank: int | None) -> tuple[str, tuple[int, ...]]:
+    """Return what a text says of the only other rank that it names: FAILED or DIFFER, and the rank.
+
+    Several are accused only in a list; one that is only mentioned is not accused.
+    """
+    listed = _LIST.search(text)
+    if listed is not None:
+        near = f"{text[: listed.start()][-_NEAR:]} {text[listed.end() :][:_NEAR]}"
+        ranks = tuple(map(read_number, listed["ranks"].split(",")))
+        if re.search(rf"\b(?:{_STATES}|did not|didn't|never)\b", near) and rank not in ranks:
+            return FAILED, ranks
+    others = {read_number(match[1]): match for match in _RANK.finditer(text) if read_number(match[1]) != rank}
+    if len(others) != 1:
+        return "", ()
+    ((other, match),) = others.items()
+    before = re.split(r"[.;\n,](?:\s|$)", text[: match.start()])[-1]
+    after = re.split(r"[.;\n,](?:\s|$)", text[match.end() :])[0][:_NEAR]
+    around = f"{before[-_NEAR:]} {after}"
+    if re.search(rf"\b(?:{_DIFFERS})\b", around):
+        return DIFFER, (other,)
+    of_it = re.search(rf"\b(?:{_FAILS})\b.{{0,24}}\b(?:from|of|on|in|by)(?: \w+)? $", before)
+    it_failed = re.match(rf"['\")\]]?(?:'s [\w ]{{1,30}})? ?(?:\([^)]*\) )?(?:\w+ ){{0,2}}(?:{_FAILS})\b", after)
+    if not (of_it or it_failed or _UNLIKE_ALL.search(after)):
+        return "", ()
+    return FAILED, (other,)
 
 
 def _from_match(evidence: RankEvidence, meaning: Signature, match: re.Match[str]) -> Claim:
     line = _line(evidence, evidence.tail.count("\n", 0, match.start()))
-    base = _base(evidence, _kind(meaning), meaning.category, meaning.title or line.text)
+    # A task may be a launcher of several ranks: then only its number tells where to look.
+    task = _TASK.match(line.text) if evidence.rank is None and meaning.title else None
+    headline = (f"{task[1]}: " if task is not None else "") + (meaning.title or line.text)
+    base = _base(evidence, _kind(meaning), meaning.category, headline)
     says, others = meaning.others_in(match.group())
     own_text = "" if evidence.rank is None else evidence.tail
     if not others and evidence.rank is None and meaning.kind == FAILED:
-        says, others = accused(line.text, None)
-    elif not others and meaning.kind in OF_OTHERS and (others := unheard(line.text) or unheard(own_text)):
+        says, others = _accused(line.text, None)
+    elif not others and meaning.kind in OF_OTHERS and (others := _unheard(line.text) or _unheard(own_text)):
         says = AWAITED
     return dataclasses.replace(
         base,
@@ -703,13 +774,10 @@ def _killed(evidence: RankEvidence, notes: Sequence[str]) -> Claim:
             proven=bool(named),
         )
     exit_ = evidence.exit or {}
-    unknown_sender = (
-        "likely the kernel's OOM killer, or a manual kill -9: check dmesg -T and the cgroup's memory.events on the node"
-    )
     return base(
         "other",
         f"killed by SIGKILL{_sender(exit_, 'SIGKILL')}",
-        hint="the event signal_sent names the operator" if exit_.get("sent") == "SIGKILL" else unknown_sender,
+        hint="the event signal_sent names the operator" if exit_.get("sent") == "SIGKILL" else WHO_KILLED,
         fingerprint=fingerprint("other", "SIGKILL", "", ""),
         evidence=_last_output(evidence),
         proven=exit_.get("sent") == "SIGKILL",

@@ -245,9 +245,9 @@ def last_exception(text: str) -> Trace | None:
     lines = untagged_lines(text)
     for number in range(len(lines) - 1, max(-1, len(lines) - _MESSAGE_LINES), -1):
         exception = _EXCEPTION.match(lines[number])
-        if exception is not None and exception["message"] and _NAMED_AS_ERROR.search(exception["type"]):
+        if exception is not None and exception["message"] != "" and _NAMED_AS_ERROR.search(exception["type"]):
             below = itertools.takewhile(lambda line: not _OTHER_TEXT.match(line), lines[number + 1 :])
-            message = "\n".join([exception["message"], *below])
+            message = "\n".join([exception["message"] or "", *below]).strip()
             return Trace(exception["type"], message, (), number, number, "\n".join(lines[number:]))
         # Launchers tell below it how they end the job.
         if lines[number][:1].strip() and not _OF_SLURM.match(lines[number]):

@@ -1,6 +1,6 @@
 """The verdict across ranks and nodes: one cause, the ranks that failed as a consequence, the evidence. A pure function.
 
-In: what each rank left behind, what is known about the nodes. Out: an Incident.
+In: what each rank left behind, what is known about the nodes. Out: an incident.
 
 **A rank that supervisor stopped is never the cause. A closed connection, a watchdog or a timeout of the store marks a
 rank that failed as a consequence, unless there is nothing else. If the texts do not show the cause, the verdict says
@@ -33,8 +33,8 @@ from remote_agent.diagnose.claims import (
 from remote_agent.diagnose.evidence import JobContext, RankEvidence, name_nodes
 from remote_agent.diagnose.exits import signal_name
 from remote_agent.diagnose.hang.watchdogs import find_mismatch, find_missing
-from remote_agent.diagnose.incidents import EvidenceLine, Incident, Victims, iso_time
-from remote_agent.diagnose.last_words import begun_work, own_lines
+from remote_agent.diagnose.incidents import EvidenceLine, incident, iso_time
+from remote_agent.diagnose.last_words import begun_work, last_error, own_lines
 from remote_agent.diagnose.rosters import Roster, absent_of
 from remote_agent.diagnose.signatures.signature import CHILD_FAILED, DIED, WRONG_SIZE
 from remote_agent.diagnose.testimony import read_ranks
@@ -44,7 +44,7 @@ from remote_agent.text.shapes import clip, fingerprint, shape
 from remote_agent.wire.events import AGENT_DIED
 
 if TYPE_CHECKING:
-    from remote_agent.wire.documents import MissingRanks
+    from remote_agent.wire.documents import IncidentDocument, MissingRanks
 
 # Exits without a reason have the same cause only within this time.
 _ENDED_WINDOW_NS = 10_000_000_000
@@ -63,6 +63,8 @@ MAX_EVIDENCE = 12
 _LEAVING_NS = 1_000_000_000
 _MAX_PLACES = 3
 _MAX_CLAIMS = 10
+# What is not of the cause is listed as a consequence, so it did not fail by itself.
+_TOO = "failed, too"
 _LOOPBACK = re.compile(r"[Gg]loo.*(?:remote=|connect )\[(127\.[\d.]+|::1)\]")
 
 
@@ -101,8 +103,9 @@ class _Case(NamedTuple):
 
     def blame(self, ranks: Sequence[int], category: str, headline: str, hint: str = "", **more: Any) -> _Cause:
         """Return the cause that these ranks are, on their node if it is one."""
-        said = {each.rank: each.node for each in self.claims}
-        nodes = {self.context.node_of(rank) or said.get(rank) for rank in ranks}
+        nodes_said = {each.rank: each.node for each in self.claims}
+        nodes = {self.context.node_of(rank) or nodes_said.get(rank) for rank in ranks}
+        claims, said = _claims_of(ranks, self.claims), more.pop("said", ())
         return _Cause(
             category,
             headline,
@@ -110,36 +113,35 @@ class _Case(NamedTuple):
             _scope_of(ranks),
             ranks=ranks,
             node=nodes.pop() if len(nodes) == 1 else None,
-            **{"claims": _claims_of(ranks, self.claims), **more},
+            said=[*_own_errors(claims), *said],
+            **{"claims": claims, **more},
         )
 
 
-def verdict(evidence: Sequence[RankEvidence], context: JobContext) -> Incident:
+def verdict(evidence: Sequence[RankEvidence], context: JobContext) -> IncidentDocument:
     """Return the incident that this evidence shows."""
     claims = in_order(read_ranks(evidence, context.host_notes))
     case = _Case(claims, context, _pointed_at(claims))
     found = ((why, rule(case)) for why, rule in RULES)
     why, cause = next(((why, cause) for why, cause in found if cause is not None), ("", _nothing(case)))
     first = cause.claims[0] if cause.claims else None
-    return Incident(
-        id=context.incident_id,
-        generation=context.generation,
+    return incident(
+        context,
         time_ns=_time(cause, claims, context),
         category=cause.category,
         scope=cause.scope,
-        culprit_ranks=tuple(sorted(cause.ranks)),
-        culprit_node=cause.node or None,
         confidence=cause.confidence,
-        summary=clip(f"{_subject(cause, context)}{cause.headline}"),
+        summary=f"{_subject(cause, context)}{cause.headline}",
+        hint=cause.hint,
+        fingerprint=_fingerprint(cause),
+        ranks=cause.ranks,
+        node=cause.node or None,
+        at_least=cause.at_least,
         evidence=_evidence(cause, claims),
         traceback=first.traceback if first is not None else None,
-        exit_code=first.exit_code if first is not None else None,
-        exit_signal=first.exit_signal if first is not None else None,
-        hint=cause.hint,
+        exit_={"code": first.exit_code, "signal": first.exit_signal} if first is not None else None,
         victims=_victims(cause, claims, context),
         missing=cause.missing,
-        at_least=cause.at_least,
-        fingerprint=_fingerprint(cause),
         why=_why(why, cause, claims),
     )
 
@@ -607,7 +609,7 @@ def _evidence(cause: _Cause, claims: list[Claim]) -> tuple[EvidenceLine, ...]:
     return tuple(lines[:MAX_EVIDENCE])
 
 
-def _victims(cause: _Cause, claims: list[Claim], context: JobContext) -> tuple[Victims, ...]:
+def _victims(cause: _Cause, claims: list[Claim], context: JobContext) -> list[tuple[Sequence[int], str, str]]:
     """Return all other ranks that failed, in order, in groups that failed alike."""
     groups: dict[tuple[str, str], list[Claim]] = {}
     guilty, of_cause = set(cause.ranks), set(cause.claims)
@@ -615,19 +617,18 @@ def _victims(cause: _Cause, claims: list[Claim], context: JobContext) -> tuple[V
         if each.kind == DONE or each in of_cause or each.rank is None or each.rank in guilty:
             continue
         groups.setdefault((each.category, each.shape), []).append(each)
-    victims = []
+    victims: list[tuple[Sequence[int], str, str]] = []
     for (category, _), alike in groups.items():
-        ranks = tuple(sorted(_ranks_of(alike)))
+        ranks = _ranks_of(alike)
         times = f"{len(ranks)} x " if len(ranks) > 1 else ""
         later = "later: " if alike[0].kind == FAILED else ""
         too = "; may be affected too" if cause.at_least and _is_undecided(alike[0]) else ""
-        victims.append(Victims(ranks, category, f"{times}{later}{alike[0].text}{too}"))
+        victims.append((ranks, category, f"{times}{later}{alike[0].text}{too}"))
     lost = [name for name in context.lost_nodes if name != cause.node or cause.category != "node_lost"]
-    victims.extend(
-        Victims(tuple(context.ranks_of(name)), "node_lost", f"node {name} lost: {context.lost_nodes[name][1]}")
-        for name in lost
+    of_nodes = (
+        (context.ranks_of(name), "node_lost", f"node {name} lost: {context.lost_nodes[name][1]}") for name in lost
     )
-    return tuple(victims)
+    return [*victims, *of_nodes]
 
 
 def _fingerprint(cause: _Cause) -> str:
@@ -772,6 +773,12 @@ def _claims_of(ranks: Iterable[int], claims: Iterable[Claim]) -> list[Claim]:
     return [each for each in claims if each.rank in authors]
 
 
+def _own_errors(claims: Iterable[Claim]) -> list[EvidenceLine]:
+    """Return the error after which each author went on, where its claim shows nothing: it may say why it was away."""
+    errors = ((each, last_error(own_lines(each.shown.text))) for each in claims if not each.evidence)
+    return [EvidenceLine(each.node, each.rank, None, None, clip(error)) for each, error in errors if error]
+
+
 def _ranks_of(claims: Iterable[Claim]) -> list[int]:
     """Return the ranks of these claims."""
     return [each.rank for each in claims if each.rank is not None]
@@ -792,15 +799,16 @@ def _why(rule: str, cause: _Cause, claims: Sequence[Claim]) -> tuple[str, ...]:
     for each in [*cause.claims, *(each for each in claims if each not in of_cause)]:
         if each.headline or each.hosts:
             is_cause, of_others = each in of_cause, each.kind in OF_OTHERS
-            groups.setdefault((is_cause, each.kind, each.category if of_others else each.shape), []).append(each)
-    lines = [_claim_line(alike) for alike in list(groups.values())[: _MAX_CLAIMS - 1]]
+            kind = each.kind if is_cause or each.kind != FAILED else WAITED if _is_wait(each) else _TOO
+            groups.setdefault((is_cause, kind, each.category if of_others else each.shape), []).append(each)
+    lines = [_claim_line(alike, kind) for (_, kind, _), alike in list(groups.items())[: _MAX_CLAIMS - 1]]
     said = [
         f"{name_ranks([each.rank]) if each.rank is not None else 'some process'}: {each.text}" for each in cause.said
     ]
     return (*said, *lines, f"so: {rule}") if rule else tuple(lines)
 
 
-def _claim_line(alike: Sequence[Claim]) -> str:
+def _claim_line(alike: Sequence[Claim], kind: str) -> str:
     """Return who claims what, and when, of claims that are alike."""
     first, ranks = alike[0], _ranks_of(alike)
     who = name_ranks(ranks) if ranks else "some process"
@@ -809,7 +817,7 @@ def _claim_line(alike: Sequence[Claim]) -> str:
     of = f" ({name_ranks(first.others)})" if first.others else ""
     lost = f"lost {', '.join(dict.fromkeys(first.hosts))}" if first.hosts else ""
     what = "; ".join(filter(None, (first.text, lost)))
-    return clip(f"{who}{name_nodes(nodes if all(nodes) else [])}{at}: {first.kind}{of}: {what}")
+    return clip(f"{who}{name_nodes(nodes if all(nodes) else [])}{at}: {kind}{of}: {what}")
 
 
 RULES: tuple[tuple[str, Callable[[_Case], _Cause | None]], ...] = (

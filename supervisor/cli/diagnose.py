@@ -18,7 +18,7 @@ from supervisor.cli.options import SUFFIX, add_json, make_parser
 from supervisor.cli.output import write_json
 from supervisor.errors import UsageError
 from supervisor.standard_streams import err_is_terminal, progress_bar
-from supervisor.wording.incidents import incident_lines
+from supervisor.wording.incidents import incident_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,8 +59,9 @@ def run(verb: str, argv: Sequence[str]) -> int:
         where = f"{error.filename}: " if error.filename else ""
         raise UsageError(f"{where}{error.strerror or error}") from error
     for proof in (proof for incident in document["incidents"] for proof in incident["evidence"]):
-        place = next((one for one in names if str(proof["file"]).startswith(one)), "")
-        proof["file"] = names.get(place, "") + str(proof["file"])[len(place) :]
+        file = proof["file"] or ""
+        place = next((one for one in names if file.startswith(one)), "")
+        proof["file"] = names.get(place, "") + file[len(place) :] or None
     if skipped:
         say(f"skipped: {few(skipped)}")
     if options.json:
@@ -88,7 +89,7 @@ def lines_of(document: Diagnosis, *, why: bool = False) -> list[str]:
     """Return the verdicts and the facts about NCCL as text; why: with the claims that decided."""
     lines: list[str] = []
     for incident in document["incidents"]:
-        lines += [*([""] if lines else []), *incident_lines(incident, why=why)]
+        lines += [*([""] if lines else []), *incident_text(incident, why=why)]
     return [*(lines or [NO_FAILURE]), *_nccl(document["nccl"])]
 
 

@@ -28,7 +28,7 @@ from supervisor.link.view import local_rank_of
 from supervisor.logs.selection import Selection
 from supervisor.standard_streams import as_lines, write_err
 from supervisor.wording.events import EventRows, event_line, still_there
-from supervisor.wording.incidents import incident_lines
+from supervisor.wording.incidents import incident_text
 from supervisor.wording.values import one_line
 
 if TYPE_CHECKING:
@@ -300,7 +300,7 @@ class Headless:
         failure = self._session.status.get("failure")
         lines = [f"job {self._session.job} failed: {one_line(failure)}"] if failure else []
         if incidents:
-            lines += incident_lines(incidents[-1])
+            lines += incident_text(incidents[-1])
             earlier = len(incidents) - 1
             lines += [f"({earlier} earlier: supervisor incidents)"] if earlier > 0 else []
         write_err(as_lines(lines))

@@ -15,7 +15,7 @@ from supervisor.cli.options import LOOKS, add_json, in_session, make_parser, par
 from supervisor.cli.output import is_rich, write_json, write_lines, write_table
 from supervisor.standard_streams import clear_screen
 from supervisor.wording.events import EventRows, event_line, still_there
-from supervisor.wording.incidents import incident_lines
+from supervisor.wording.incidents import incident_text
 from supervisor.wording.status import fabric_lines, header, node_rows, rank_rows, status_lines, status_tail
 
 if TYPE_CHECKING:
@@ -168,6 +168,6 @@ def run_incidents(verb: str, argv: Sequence[str]) -> int:
         elif not answer["incidents"]:
             write_lines(["no incidents"])
         for number, incident in enumerate(() if options.json else answer["incidents"]):
-            colours.write([*([""] if number else []), *incident_lines(incident)], options.color)
+            colours.write([*([""] if number else []), *incident_text(incident)], options.color)
 
     return in_session(options, show)

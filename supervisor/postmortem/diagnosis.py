@@ -5,7 +5,6 @@ In: files. Out: the contract's documents: incidents, oldest first, and the facts
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
@@ -14,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from remote_agent.diagnose.categories import CATEGORIES
 from remote_agent.diagnose.evidence import JobContext, RankEvidence
-from remote_agent.diagnose.last_words import OTHER_FILE, is_progress
+from remote_agent.diagnose.last_words import OTHER_FILE, is_progress, last_error
 from remote_agent.diagnose.nccl import NcclText
-from remote_agent.diagnose.rosters import read_roster
+from remote_agent.diagnose.rosters import WAITS, read_roster
 from remote_agent.diagnose.signatures.launcher import KILLS_ITSELF
 from remote_agent.diagnose.tracebacks import HEAD, read_error_document
 from remote_agent.diagnose.verdict import verdict
@@ -29,8 +28,7 @@ from supervisor.postmortem.ranks import CONTINUES, OF_PROCESS, of_one_rank, spli
 from supervisor.postmortem.reading import Progress, read_all
 
 if TYPE_CHECKING:
-    from remote_agent.diagnose.incidents import EvidenceLine, Incident
-    from remote_agent.wire.documents import Diagnosis, IncidentDocument
+    from remote_agent.wire.documents import Diagnosis, EvidenceEntry, IncidentDocument
 
 # A longer file is no error file of torch.
 ERROR_BYTES = 64 << 20
@@ -44,7 +42,7 @@ _OTHER_FILE = ("", OTHER_FILE)
 _NAMED_BY_FILE = re.compile(r"^rank[._-]?(\d{1,5})(?=[._-])")
 
 # No job ran before 1980: an earlier time has got its year from this program.
-_YEAR_KNOWN_NS = 10 * 366 * 86_400 * 1_000_000_000
+_YEAR_KNOWN = "1980"
 _MEETINGS = re.compile(
     r"\bCCL\b|\b[NR]CCL\b|nccl==|process[ _]group|distributed|rendezvous|c10d|world[ _]size|\bbarrier\b|waiting for"
     r"|global_rank",
@@ -131,20 +129,22 @@ def diagnose(
     ended_well = any(run.succeeded for run in runs.values())
     cut_short = bool(failed) and (failed[-1][0].stopped_on_request() or failed[-1][0].is_running())
     if not incidents and failed and not ended_well and not cut_short and never_started(texts := _texts(failed[-1][0])):
-        incidents = [_hang(failed[-1][1], texts).to_json()]
+        incidents = [_hang(*failed[-1], texts)]
     nodes = {node: ranks for run in runs.values() for node, ranks in run.nodes.items()}
     incidents = flights.explain(incidents, nodes)
     numbered: list[IncidentDocument] = [{**document, "id": number} for number, document in enumerate(incidents, 1)]
+    for each in numbered:
+        each.pop("fingerprint", None)
     return {"incidents": numbered, "nccl": nccl.result()}
 
 
-def _incidents(run: Generation, incident: Incident) -> list[IncidentDocument]:
+def _incidents(run: Generation, incident: IncidentDocument) -> list[IncidentDocument]:
     """Return the incidents of a generation: a hang and a failure, as far as they happened."""
     hang = [] if run.hang is None else [run.hang]
     if run.stopped_on_request():
         # No rank failed by itself: a traceback in its files was caught, or is due to our signal.
         return hang if run.incident is None else [*hang, run.incident]
-    failure = dataclasses.replace(incident, evidence=(*incident.evidence, *run.last_lines)).to_json()
+    failure: IncidentDocument = {**incident, "evidence": [*incident["evidence"], *run.last_lines]}
     # The exception of a thread is in the log, and also in the incident of the hang that it led to.
     cause = failure["category"], failure["culprit_ranks"]
     is_known = any(one["traceback"] and (one["category"], one["culprit_ranks"]) == cause for one in hang)
@@ -161,19 +161,26 @@ def _incidents(run: Generation, incident: Incident) -> list[IncidentDocument]:
     return hang if not run.nodes and was_survived(incident, ranks) else [*hang, failure]
 
 
-def succeeded_after(incident: Incident, ranks: Mapping[int | None, Sequence[tuple[str, FileLine]]]) -> bool:
+def _has_ended(incident: IncidentDocument) -> bool:
+    """Return whether the end of the culprit's process is known."""
+    return any(value is not None for value in incident["exit"].values())
+
+
+def succeeded_after(incident: IncidentDocument, ranks: Mapping[int | None, Sequence[tuple[str, FileLine]]]) -> bool:
     """Return whether it is said below all evidence that the run succeeded, and no process failed, as far as is known.
 
     A launcher's words about the whole group count for the files of its ranks as well; those about one process only
     where they are, as one of several may succeed before the others fail.
     """
-    if incident.exit_code is not None or incident.exit_signal is not None:
+    if _has_ended(incident):
         return False
     if any(_JOB_SUCCEEDED.search(line.text) for _, line in ranks.get(None, ())):
         return True
-    if any(_fails(each.text) for each in incident.evidence):
+    if any(_fails(each["text"]) for each in incident["evidence"]):
         return False
-    last = {each.file: each.line or 0 for each in sorted(incident.evidence, key=lambda each: each.line or 0)}
+    last = {
+        each["file"]: each["line"] or 0 for each in sorted(incident["evidence"], key=lambda each: each["line"] or 0)
+    }
     well: dict[str | None, int] = {}
     of_group = False
     for rank, lines in ranks.items():
@@ -185,18 +192,18 @@ def succeeded_after(incident: Incident, ranks: Mapping[int | None, Sequence[tupl
                 last[name] = max(last.get(name, 0), line.number)
     of_ranks = {name for rank, lines in ranks.items() if rank is not None for name, _ in lines}
     of_ranks -= {name for name, _ in ranks.get(None, ())}
-    if incident.traceback is not None and not of_group:
+    if incident["traceback"] is not None and not of_group:
         return False
     return bool(last) and all(
         well.get(name, 0) > number or (of_group and name in of_ranks) for name, number in last.items()
     )
 
 
-def was_over(incident: Incident, files: Iterable[tuple[str, FileLine]]) -> bool:
+def was_over(incident: IncidentDocument, files: Iterable[tuple[str, FileLine]]) -> bool:
     """Return whether training had printed its last step, or its summary, before all evidence: warnings of stores."""
-    if not incident.evidence or not all(_OF_STORES.search(each.text) for each in incident.evidence):
+    if not incident["evidence"] or not all(_OF_STORES.search(each["text"]) for each in incident["evidence"]):
         return False
-    file, first = incident.evidence[0].file, min(each.line or 0 for each in incident.evidence)
+    file, first = incident["evidence"][0]["file"], min(each["line"] or 0 for each in incident["evidence"])
     lines = sorted((line for name, line in files if name == file), key=lambda line: line.number)
     counted = [line for line in lines if _COUNT.search(line.text) or _SUMMED_UP in line.text]
     after = [line.text for line in lines if counted and line.number > counted[-1].number]
@@ -297,7 +304,7 @@ def _without_server_kill(lines: list[FileLine]) -> list[FileLine]:
     return [line for line in lines if ended is None or line.number < ended or not _SHELL_REPORT.search(line.text)]
 
 
-def _verdict(run: Generation, number: int, times: Times) -> Incident:
+def _verdict(run: Generation, number: int, times: Times) -> IncidentDocument:
     named = {rank: node for node, ranks in run.nodes.items() for rank in ranks}
     # A running rank has caught what it printed; a scheduler, however, may know of an end that the journal lacks.
     ended = {rank: record for rank, record in run.ranks.items() if rank is None or not run.is_running()}
@@ -316,17 +323,18 @@ def _verdict(run: Generation, number: int, times: Times) -> Incident:
     incident = verdict(evidence, context)
     ranks = {number: each.lines for number, each in run.ranks.items()}
     # A rank that went on after its failure leaves the verdict to the others.
-    while not run.nodes and incident.culprit_ranks and incident.victims and was_survived(incident, ranks):
-        evidence = [each for each in evidence if each.rank not in incident.culprit_ranks]
+    while not run.nodes and incident["culprit_ranks"] and incident["victims"] and was_survived(incident, ranks):
+        evidence = [each for each in evidence if each.rank not in incident["culprit_ranks"]]
         incident = verdict(evidence, context)
     # Timestamps without a year only order lines; a journal and an error file have one.
-    known = incident.time_ns is not None and (times.has_year or incident.time_ns > _YEAR_KNOWN_NS)
+    time = incident["time"] or ""
     # Somebody else's job cannot be asked by a command of ours.
-    hint = incident.hint if run.nodes else incident.hint.replace("supervisor stacks", "py-spy dump --pid PID")
+    hint = incident["hint"] if run.nodes else incident["hint"].replace("supervisor stacks", "py-spy dump --pid PID")
     # Nobody observed how the ranks of a text ended: such verdicts are wrong too often (docs/failures.md).
     is_observed = any(rank.exit or rank.error for rank in run.ranks.values())
-    confidence = incident.confidence if is_observed else incident.confidence.replace("established", "supported")
-    return dataclasses.replace(incident, time_ns=incident.time_ns if known else None, hint=hint, confidence=confidence)
+    confidence = incident["confidence"] if is_observed else incident["confidence"].replace("established", "supported")
+    known = time if times.has_year or time > _YEAR_KNOWN else ""
+    return {**incident, "time": known or None, "hint": hint, "confidence": confidence}
 
 
 def _evidence(
@@ -372,42 +380,58 @@ def _joined(
     return texts, places, nodes
 
 
-def _is_empty(incident: Incident) -> bool:
-    return incident.scope == "not_in_text" and incident.category == "other" and not incident.evidence
+def _is_empty(incident: IncidentDocument) -> bool:
+    return incident["scope"] == "not_in_text" and incident["category"] == "other" and not incident["evidence"]
 
 
-def _hang(incident: Incident, texts: Sequence[str]) -> Incident:
-    """Return the verdict of a text that ends without a failure before the first step."""
-    roster = read_roster("\n".join(texts))
+def _hang(run: Generation, incident: IncidentDocument, texts: Sequence[str]) -> IncidentDocument:
+    """Return the verdict of a text that ends before the first step, and whose lines are no failure of a rank."""
+    roster = read_roster("\n".join(texts)) if any(map(_waits, texts)) else None
     absent = sorted(set(range(roster.of)) - roster.ranks) if roster is not None else []
-    met = dataclasses.replace(incident, category="rendezvous_timeout", hint=CATEGORIES["rendezvous_timeout"].hint)
+    found: IncidentDocument = {
+        **incident,
+        "category": "hang_no_output",
+        "summary": f"{'the log' if _FAILS.search(texts[-1]) else 'no failure in the log, which'} ends with: "
+        f"{texts[-1].strip()[:120]}",
+        "hint": "if the job hangs there, py-spy dump --pid PID shows where a rank is",
+        "why": ["so: it ends while the ranks meet, before the first step"],
+    }
+    met = "rendezvous_timeout"
     if roster is not None and roster.twice and absent:
-        said = f"{name_ranks(sorted(roster.twice))} of {roster.of} were started twice, and {name_ranks(absent)} never"
-        return dataclasses.replace(met, summary=said, hint="give each node its own node rank (--node-rank, NODE_RANK)")
-    if roster is not None and len(absent) == 1 and len(roster.ranks) > 1:
+        twice = f"{name_ranks(sorted(roster.twice))} of {roster.of} were started twice"
+        found["category"], found["summary"] = met, f"{twice}, and {name_ranks(absent)} never"
+        found["hint"] = "give each node its own node rank (--node-rank, NODE_RANK)"
+    elif roster is not None and len(absent) == 1 < len(roster.ranks):
         said = f"rank {absent[0]} never came: all other {len(roster.ranks)} ranks say that they are there or wait"
-        return dataclasses.replace(met, scope="one_rank", culprit_ranks=(absent[0],), summary=said)
-    return dataclasses.replace(
-        incident,
-        category="hang_no_output",
-        summary=f"no failure in the log, which ends with: {texts[-1].strip()[:120]}",
-        hint="if the job hangs there, py-spy dump --pid PID shows where a rank is",
-    )
+        own = last_error([line.text for _, line in run.rank(absent[0]).lines])
+        found["category"], found["summary"] = met, f"{said}; its own last error: {own}" if own else said
+        found["hint"], found["scope"], found["culprit_ranks"] = CATEGORIES[met].hint, "one_rank", absent
+    return found
+
+
+def _waits(text: str) -> bool:
+    """Return whether a line tells of waiting for other ranks, as Lightning does once it has said who it is."""
+    return "GLOBAL_RANK" in text or WAITS.search(text) is not None
 
 
 def never_started(lines: Iterable[str]) -> bool:
-    """Return whether the text ends while the ranks meet each other, before any step."""
+    """Return whether the text ends while the ranks meet each other, before any step.
+
+    That some have come is no sign of it where nobody waits for the others.
+    """
     meets = False
     for text in lines:
         if is_progress(text) or any(each.search(text) for each in (_SUCCEEDED, _JOB_SUCCEEDED, _FINISHED, _SERVED)):
             return False
-        meets = meets or _MEETINGS.search(text) is not None
+        meets = meets or (_MEETINGS.search(text) is not None and (_waits(text) or read_roster(text) is None))
     return meets
 
 
-def was_retried(incident: Incident, files: Iterable[tuple[str, FileLine]]) -> bool:
+def was_retried(incident: IncidentDocument, files: Iterable[tuple[str, FileLine]]) -> bool:
     """Return whether the incident is only lost connections, and the run made progress after them."""
-    if incident.category not in _TRIED_AGAIN or any(each.category not in _TRIED_AGAIN for each in incident.victims):
+    if incident["category"] not in _TRIED_AGAIN or any(
+        each["category"] not in _TRIED_AGAIN for each in incident["victims"]
+    ):
         return False
     went_on: dict[str, int] = {}
     for name, line in files:
@@ -415,44 +439,44 @@ def was_retried(incident: Incident, files: Iterable[tuple[str, FileLine]]) -> bo
             return False
         if is_progress(line.text):
             went_on[name] = line.number
-    return all((each.line or 0) < went_on.get(each.file or "", 0) for each in incident.evidence)
+    return all((each["line"] or 0) < went_on.get(each["file"] or "", 0) for each in incident["evidence"])
 
 
-def was_survived(incident: Incident, ranks: Mapping[int | None, Sequence[tuple[str, FileLine]]]) -> bool:
+def was_survived(incident: IncidentDocument, ranks: Mapping[int | None, Sequence[tuple[str, FileLine]]]) -> bool:
     """Return whether every rank continued training to the end of its text, in which no process ended."""
-    if incident.exit_code is not None or incident.exit_signal is not None or not incident.evidence:
+    if _has_ended(incident) or not incident["evidence"]:
         return False
-    fatal = _SKIPPED if incident.category == "nan_loss" else _ENDS
+    fatal = _SKIPPED if incident["category"] == "nan_loss" else _ENDS
     # A line of no rank that is no exception may be of a program that ran before the ranks.
-    everyone = [line for own in ranks.values() for line in own] if incident.traceback is None else []
+    everyone = [line for own in ranks.values() for line in own] if incident["traceback"] is None else []
     return all(
-        _went_on(ranks.get(each.rank, ()), each, fatal)
-        or (each.rank is None and _went_on(everyone, each, fatal, are_certain=True))
-        for each in incident.evidence
+        _went_on(ranks.get(each["rank"], ()), each, fatal)
+        or (each["rank"] is None and _went_on(everyone, each, fatal, are_certain=True))
+        for each in incident["evidence"]
     )
 
 
 def _went_on(
-    lines: Sequence[tuple[str, FileLine]], proof: EvidenceLine, fatal: re.Pattern[str], are_certain: bool = False
+    lines: Sequence[tuple[str, FileLine]], proof: EvidenceEntry, fatal: re.Pattern[str], are_certain: bool = False
 ) -> bool:
-    own = sorted((line for name, line in lines if name == proof.file), key=lambda line: line.number)
-    texts = [line.text for line in own if line.number > (proof.line or 0) and line.text.strip()]
+    own = sorted((line for name, line in lines if name == proof["file"]), key=lambda line: line.number)
+    texts = [line.text for line in own if line.number > (proof["line"] or 0) and line.text.strip()]
     steps = [text for text in texts if is_progress(text)]
     if any(fatal.search(text) for text in texts) or not any(map(is_progress, texts[-_END_LINES:])):
         return False
     if len(steps) >= _GOOD_STEPS:
         return True
-    if proof.rank is None and not are_certain and not _is_logged(own, proof):
+    if proof["rank"] is None and not are_certain and not _is_logged(own, proof):
         # The steps may be those of other ranks.
         return False
-    in_order = are_certain or _ONE_STREAM.search(proof.file or "") is not None
+    in_order = are_certain or _ONE_STREAM.search(proof["file"] or "") is not None
     certain = [text for text in steps if in_order or _RECORD.search(text)]
     return sum(not (_BAR.search(text) or _FAILS.search(text)) for text in certain) >= _CERTAIN_STEPS
 
 
-def _is_logged(lines: Sequence[FileLine], proof: EvidenceLine) -> bool:
+def _is_logged(lines: Sequence[FileLine], proof: EvidenceEntry) -> bool:
     """Return whether a logger printed the traceback to which this line belongs: the script has caught the exception."""
-    above = [line.text for line in lines if line.number < (proof.line or 0)]
+    above = [line.text for line in lines if line.number < (proof["line"] or 0)]
     head = next((number for number in range(len(above) - 1, 0, -1) if HEAD in above[number]), None)
     return head is not None and (_RECORD.search(above[head - 1]) or _RECORD.search(above[head])) is not None
 

@@ -13,7 +13,7 @@ from remote_agent.diagnose.categories import CATEGORIES
 from remote_agent.diagnose.evidence import JobContext, name_nodes
 from remote_agent.diagnose.flight import Parting, Record, compare, read
 from remote_agent.diagnose.flight_files import MAX_BYTES, parse_flight_record
-from remote_agent.diagnose.incidents import EvidenceLine, Incident, Victims
+from remote_agent.diagnose.incidents import EvidenceLine, incident, missing_ranks
 from remote_agent.diagnose.verdict import MAX_EVIDENCE
 from remote_agent.text.names import name_ranks
 from remote_agent.text.shapes import clip, fingerprint
@@ -83,10 +83,10 @@ class FlightRecords:
         records = {rank: record for folder in folders for rank, record in self._records[folder].items()}
         files = {rank: path for folder in folders for rank, path in self._files[folder].items()}
         parting = compare(records, (rank for ranks in nodes.values() for rank in ranks))
-        return None if parting is None else incident_of(parting, JobContext(ranks_per_node=nodes), files).to_json()
+        return None if parting is None else incident_of(parting, JobContext(ranks_per_node=nodes), files)
 
 
-def incident_of(parting: Parting, context: JobContext, files: Mapping[int, str]) -> Incident:
+def incident_of(parting: Parting, context: JobContext, files: Mapping[int, str]) -> IncidentDocument:
     """Return the incident of a parting; files: the path of each rank's record."""
     culprits = parting.culprits
     nodes = sorted(context.nodes_of(culprits))
@@ -96,26 +96,26 @@ def incident_of(parting: Parting, context: JobContext, files: Mapping[int, str])
     begins = parting.headline.startswith(("rank ", "ranks ", "all "))
     subject = "" if begins or not culprits else f"{name_ranks(culprits)}{name_nodes(nodes)}: "
     several = "one_rank" if len(culprits) == 1 else "several_or_all_ranks"
-    waiting = tuple(rank for rank in parting.waiting if rank not in culprits)
-    victims = (Victims(waiting, category, f"in {parting.call.text}"),) if waiting and culprits else ()
-    return Incident(
-        id=context.incident_id,
-        generation=context.generation,
+    waiting = [rank for rank in parting.waiting if rank not in culprits]
+    return incident(
+        context,
         time_ns=parting.call.at_ns or None,
         category=category,
         scope=several if culprits else "outside_the_ranks",
         confidence="established" if parting.is_sure else "supported",
-        summary=clip(f"{subject}{parting.headline}"),
+        summary=f"{subject}{parting.headline}",
         hint=_hint(parting),
         fingerprint=fingerprint(category, parting.kind, parting.call.place, parting.call.op),
-        culprit_ranks=tuple(sorted(culprits)),
-        culprit_node=nodes[0] if len(nodes) == 1 else None,
-        evidence=tuple(
+        ranks=culprits,
+        node=nodes[0] if len(nodes) == 1 else None,
+        evidence=(
             EvidenceLine(context.node_of(rank), rank, files.get(rank), None, clip(text))
             for rank, text in parting.lines[:MAX_EVIDENCE]
         ),
-        victims=victims,
-        missing=parting.missing_document(),
+        victims=[(waiting, category, f"in {parting.call.text}")] if waiting and culprits else (),
+        missing=missing_ranks(
+            parting.call.op, parting.call.seq, parting.waiting, parting.missing, sorted(parting.stacks.items())
+        ),
     )
 
 

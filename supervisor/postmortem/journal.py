@@ -16,9 +16,9 @@ from remote_agent.wire.events import EventType
 from remote_agent.wire.gate import Misfit
 
 if TYPE_CHECKING:
-    from remote_agent.diagnose.incidents import EvidenceLine
     from remote_agent.wire.documents import (
         ErrorDocument,
+        EvidenceEntry,
         GenerationStoppedDetail,
         IncidentDocument,
         JournalEvent,
@@ -69,7 +69,7 @@ class Generation:
     shifts_ns: dict[str, int] = dataclasses.field(default_factory=dict)
     """The number to add to a node's time to get the coordinator's."""
     clock_error_ms: dict[str, float] = dataclasses.field(default_factory=dict)
-    last_lines: list[EvidenceLine] = dataclasses.field(default_factory=list)
+    last_lines: list[EvidenceEntry] = dataclasses.field(default_factory=list)
     """Evidence: the last lines of lost nodes' ranks."""
     succeeded: bool = False
     world: int = 0
@@ -134,7 +134,6 @@ def _read_incident(detail: IncidentDocument, run: Generation) -> None:
     incident = detail.copy()
     incident.pop("ongoing", None)
     incident.pop("preliminary", None)
-    incident.pop("fingerprint", None)
     if detail.get("ongoing"):
         run.hang = incident
     else:

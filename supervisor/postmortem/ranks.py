@@ -108,7 +108,7 @@ _SPAWN = re.compile(
     r"[Pp]rocess (?<!\w.{8})(?P<rank>\d+) (?:terminated with (?:signal|exit code)|exit with status code) "
 )
 _MPI = re.compile(r"process rank (?P<rank>\d+) with PID \d+ on node (?P<node>\S+) exited on signal ")
-_PALS = re.compile(r"^(?:(?P<node>[\w.-]+): )?rank (?P<rank>\d+) (?:died from signal|exited with code) \d")
+_PALS = re.compile(r"^(?:(?P<node>[\w.-]+): )?[Rr]ank (?P<rank>\d+):? (?:died from signal|exit[\w ]{0,18}?)[ :=]+\d")
 _ABORT = re.compile(r"(?:MPI_ABORT was invoked on rank |called MPI_Abort\(.* - process )(?P<rank>\d+)\b")
 _SERVER = re.compile(WORKER_DIED.format(r"(?:VllmWorker-|rank=\[)(?P<rank>\d+)\]?"))
 _REPORTS = (_FAILED, _CHILD, _SPAWN, _MPI, _PALS, _ABORT, _COMPOSER, _SERVER)

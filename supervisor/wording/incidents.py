@@ -1,11 +1,13 @@
 """Incidents as text: the cause of a failure, its consequences and evidence, its state, and what to do. Pure.
 
-In: incident documents. Out: text without colour, one fact a line.
+In: incident documents. Out: lines, each with its section, its role and its place; text without colour.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import itertools
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from remote_agent.diagnose.categories import CATEGORIES
 from remote_agent.text.names import name_ranks
@@ -15,6 +17,10 @@ from supervisor.wording.values import clock, elapsed, local_time, one_line, or_d
 
 if TYPE_CHECKING:
     from remote_agent.wire.documents import EvidenceEntry, IncidentDocument, MissingRanks
+
+
+MISSING: Final = "missing"
+VICTIMS: Final = "failed as a consequence"
 
 
 def category_text(category: object) -> str:
@@ -105,43 +111,64 @@ def _ago(stamp: object, now_s: float) -> str:
     return "-" if time is None else elapsed(now_s - time.timestamp())
 
 
-def why_lines(incident: IncidentDocument) -> list[str]:
-    """Return the claims that decided, in order, and the rule by which they did."""
-    hang = "it is a hang: see what the ranks wait in" if is_hang(incident) else "its supervisor did not record that"
-    return [one_line(line) for line in incident.get("why") or ()] or [hang]
+class IncidentLine(NamedTuple):
+    """One line of an incident; `place`: the evidence that it shows."""
+
+    section: str
+    text: str
+    role: str = "text"
+    place: EvidenceEntry | None = None
 
 
 def incident_lines(
+    incident: IncidentDocument, now_s: float | None = None, *, utc: bool = False, why: bool = False
+) -> list[IncidentLine]:
+    """Return an incident in lines, section by section; `""` is what it is; why: with the claims that decided.
+
+    now_s: as in `standing`; a screen opens the files of the evidence, so it needs no more than their names.
+    """
+    named = f"culprit: {who}" if (who := culprit(incident)) else "no culprit named"
+    kind, how = category_text(incident.get("category")), exit_text(incident["exit"])
+    what = [
+        f"{kind}, {incident.get('confidence') or 'unknown'}; {named}",
+        *([f"exit: {how}"] if how != "ended" else []),
+    ]
+    unsaid = "it is a hang: see what the ranks wait in" if is_hang(incident) else "it is not recorded what decided"
+    lines = [IncidentLine("", one_line(incident.get("summary")), "bad"), *(IncidentLine("", text) for text in what)]
+    lines += [IncidentLine("why", one_line(claim)) for claim in incident.get("why") or [unsaid]] if why else []
+    lines += [IncidentLine(MISSING, line) for line in _missing(incident.get("missing"))]
+    for proof in incident.get("evidence") or ():
+        place = _place(proof, is_short=now_s is not None)
+        lines.append(IncidentLine("evidence", f"{place}: {one_line(proof.get('text'))}", place=proof))
+    *frames, last = safe(incident.get("traceback") or "").rstrip().splitlines() or [""]
+    lines += [IncidentLine("traceback", line, "text" if line.lstrip().startswith("File") else "dim") for line in frames]
+    lines += [IncidentLine("traceback", last, "bad")] if last else []
+    for victim in incident.get("victims") or ():
+        ranks, category = name_ranks(victim.get("ranks") or ()), category_text(victim.get("category"))
+        lines.append(IncidentLine(VICTIMS, f"{ranks}: {category}: {one_line(victim.get('summary'))}"))
+    if now := standing(incident, now_s, utc=utc):
+        lines.append(IncidentLine("state", now, "bad" if is_open(incident) else "ok"))
+    if hint := advice(incident):
+        lines.append(IncidentLine("hint", one_line(hint)))
+    return lines
+
+
+def incident_text(
     incident: IncidentDocument, *, traceback: bool = True, utc: bool = False, why: bool = False
 ) -> list[str]:
-    """Return an incident in lines: summary, cause, evidence, traceback, consequences, hint; why: the claims, too."""
+    """Return an incident as plain lines, with a title."""
     at = incident.get("time")
     # A text without a time is not of a generation of ours either.
     when = f"  generation {or_dash(incident.get('generation'))}  {clock(at, millis=True, utc=utc)}" if at else ""
-    named = f"culprit: {who}" if (who := culprit(incident)) else "no culprit named"
-    lines = [
-        f"incident {incident.get('id')}{when}",
-        f"  {one_line(incident.get('summary'))}",
-        f"  {category_text(incident.get('category'))}, {incident.get('confidence') or 'unknown'}; {named}",
-    ]
-    end = incident["exit"]
-    if end.get("code") is not None or end.get("signal"):
-        lines.append(f"  exit: {exit_text(end)}")
-    lines += ["  why:", *(f"    {line}" for line in why_lines(incident))] if why else []
-    lines += _missing(incident.get("missing"))
-    for proof in incident.get("evidence") or ():
-        lines.append(f"  evidence: {_place(proof)}: {one_line(proof.get('text'))}")
-    if traceback and incident.get("traceback"):
-        lines.append("  traceback:")
-        lines += [f"    {line}" for line in safe(incident["traceback"]).rstrip("\n").splitlines()]
-    for victim in incident.get("victims") or ():
-        ranks, category = victim.get("ranks") or (), category_text(victim.get("category"))
-        lines.append(f"  failed as a consequence: {name_ranks(ranks)}: {category}: {one_line(victim.get('summary'))}")
-    if now := standing(incident, utc=utc):
-        lines.append(f"  state: {now}")
-    if hint := advice(incident):
-        lines.append(f"  hint: {one_line(hint)}")
-    return lines
+    shown = [f"incident {incident.get('id')}{when}"]
+    for section, lines in itertools.groupby(incident_lines(incident, utc=utc, why=why), lambda line: line.section):
+        if section in ("why", "traceback"):
+            block = [f"  {section}:", *(f"    {line.text}" for line in lines)]
+            shown += block if traceback or section == "why" else []
+        else:
+            name = f"{section}: " if section not in ("", MISSING) else ""
+            shown += [f"  {name}{line.text}" for line in lines]
+    return shown
 
 
 def _missing(missing: MissingRanks | None) -> list[str]:
@@ -152,18 +179,19 @@ def _missing(missing: MissingRanks | None) -> list[str]:
         name_ranks(missing.get("missing") or ()),
         name_ranks(missing.get("waiting") or ()),
     )
-    lines = [f"  missing in {what}: {absent}; waiting: {waiting}"]
+    lines = [f"missing in {what}: {absent}; waiting: {waiting}"]
     sources = dict(missing.get("sources") or {})
     for rank, place in (missing.get("stacks") or {}).items():
-        lines.append(f"    rank {rank}: {one_line(place)}")
+        lines.append(f"  rank {rank}: {one_line(place)}")
         if source := sources.pop(place, None):
             marked = ((">" if here else " ", number, text) for number, text, here in numbered_source(place, source))
-            lines += [f"      {mark} {number}  {safe(text)}".rstrip() for mark, number, text in marked]
+            lines += [f"    {mark} {number}  {safe(text)}".rstrip() for mark, number, text in marked]
     return lines
 
 
-def _place(proof: EvidenceEntry) -> str:
-    parts = [one_line(part) for part in (proof.get("node"), proof.get("file")) if part]
+def _place(proof: EvidenceEntry, *, is_short: bool) -> str:
+    file = proof.get("file") or ""
+    parts = [one_line(part) for part in (proof.get("node"), PurePath(file).name if is_short else file) if part]
     if proof.get("rank") is not None:
         parts.insert(1 if proof.get("node") else 0, f"rank {proof['rank']}")
     line = f":{proof['line']}" if proof.get("line") is not None else ""

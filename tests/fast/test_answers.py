@@ -32,7 +32,7 @@ from supervisor.preflight.probe import Preflight
 from supervisor.ssh import answers
 from supervisor.ssh.answers import SHAPES, HostChannel, MalformedAnswer, read_answer
 from supervisor.wording.events import event_line
-from supervisor.wording.incidents import incident_lines
+from supervisor.wording.incidents import incident_text
 from supervisor.wording.plan import plan
 from supervisor.wording.status import fabric_lines, job_rows, status_lines
 from tests.screens import recorded
@@ -138,7 +138,7 @@ CASES: dict[str, tuple[str, Any, Callable[[Any], object]]] = {
     "incidents": (
         "incidents",
         {"incidents": _job().incidents, "nccl": None},
-        lambda answer: [incident_lines(incident) for incident in answer["incidents"]],
+        lambda answer: [incident_text(incident) for incident in answer["incidents"]],
     ),
     **{
         f"events-{number}": ("events", {"event": event}, lambda item: event_line(item["event"]))

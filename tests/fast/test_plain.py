@@ -15,7 +15,7 @@ from remote_agent.text.names import ranges, size_text
 from remote_agent.wire.events import EventType
 from supervisor.tui.generations import Runs
 from supervisor.wording.events import EventRows, event_line, event_text, outcome_line
-from supervisor.wording.incidents import category_text, incident_lines
+from supervisor.wording.incidents import category_text, incident_text
 from supervisor.wording.plan import plan
 from supervisor.wording.stacks import stacks_lines
 from supervisor.wording.status import job_rows, status_lines, status_tail
@@ -25,7 +25,7 @@ from tests.fast.cases import DATA, Case, read_cases
 SHOWN: dict[str, Callable[[Any], list[str]]] = {
     "status": status_lines,
     "tail": status_tail,
-    "incident": incident_lines,
+    "incident": incident_text,
     "event": lambda document: [event_line(document)],
     "outcome": lambda document: [outcome_line(document)],
     "stacks": lambda document: stacks_lines(*document),

@@ -160,6 +160,10 @@ def test_the_verb(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     found = json.loads(capfd.readouterr().out)
     assert set(found) == {"incidents", "nccl"}
     assert found["nccl"] is None
+    waited = "torch.distributed.DistStoreError: wait timeout after 600000ms, keys: /default_pg/0//cpu//0/barrier"
+    write(tmp_path, rank_0_dot_stderr_dot_log=waited, rank_1_dot_log="copying: 2 of 8 GB\n", rank_2_dot_log=waited)
+    assert main(["diagnose", "--json", str(tmp_path)]) == 0
+    assert only(json.loads(capfd.readouterr().out))["evidence"][0]["file"] is None, "the line has no place"
     assert main(["diagnose"]) == 2
     assert main(["diagnose", str(tmp_path / "no")]) == 2
     assert "no such file" in capfd.readouterr().err

@@ -117,7 +117,7 @@ def test_a_missing_rank_has_a_place_and_the_wait_its_collective() -> None:
 def test_an_incident_has_who_waits_where_and_the_lines_at_which_the_missing_are() -> None:
     code = {"first": 8, "text": "def load():\n    ready.wait()"}
     found = stalled(waiting(5), came(4), waiting(5, "7"), waiting(5), r1={"source": code}, r0={"source": {}})
-    reported: Any = stall_incident(found, JobContext(world_size=4)).to_json()
+    reported: Any = stall_incident(found, JobContext(world_size=4))
     assert reader(IncidentDocument)(reported)["missing"] == reported["missing"]
     assert reported["missing"]["calls"] == [
         {"collective": "all_reduce", "seq": 5, "group": "0", "ranks": [0, 3]},
@@ -141,40 +141,42 @@ def dialling(*ends: str, number: int, reached: tuple[str, ...] = ()) -> Any:
     [
         # n3 has reached what n2 has not.
         (
-            [dialling(number=1), dialling(STORE, number=2), dialling(number=3, reached=(STORE,))], (), "n2",
+            [dialling(number=1), dialling(STORE, number=2), dialling(number=3, reached=(STORE,))], [], "n2",
             ("rank 1 (n2): no answer from 10.0.0.1:4000 (n1): packets dropped by a firewall or route on n2; "
             "ranks 0,2 waiting in init_process_group"),
         ),
         # Nobody has reached n1.
         (
-            [dialling(number=1), dialling(STORE, PORT, number=2), dialling(PORT, number=3)], (), "n1",
+            [dialling(number=1), dialling(STORE, PORT, number=2), dialling(PORT, number=3)], [], "n1",
             "ranks 1-2 (n2, n3): no answer from 10.0.0.1:4000 (n1), 10.0.0.1:5000 (n1): packets",
         ),
         # Of two nodes it may be either; and nobody knows whose 172.17.0.1 is.
-        ([dialling(number=1), dialling(STORE, number=2)], (), None, "a firewall or route on n1 or n2, or between them"),
-        ([dialling(number=1), dialling("172.17.0.1:1", number=2)], (), "n2", "no answer from 172.17.0.1:1: "),
+        ([dialling(number=1), dialling(STORE, number=2)], [], None, "a firewall or route on n1 or n2, or between them"),
+        ([dialling(number=1), dialling("172.17.0.1:1", number=2)], [], "n2", "no answer from 172.17.0.1:1: "),
         # A wrong MASTER_ADDR.
         (
-            [dialling(number=1, reached=(STORE,)), dialling("10.255.255.1:4000", number=2)], (1,), "n2",
+            [dialling(number=1, reached=(STORE,)), dialling("10.255.255.1:4000", number=2)], [1], "n2",
             "no answer from 10.255.255.1:4000: no node of the job has this address; rank 0 waiting in",
         ),
         (
-            [dialling(number=1, reached=(STORE,)), dialling("[fd00::1]:4000", number=2)], (1,), "n2",
+            [dialling(number=1, reached=(STORE,)), dialling("[fd00::1]:4000", number=2)], [1], "n2",
             "no answer from [fd00::1]:4000: ",
         ),
     ],
 )  # fmt: skip
-def test_the_node_that_drops_packets_is_named(
-    pulses: list[Any], ranks: tuple[int, ...], node: str | None, says: str
-) -> None:
+def test_the_node_that_drops_packets_is_named(pulses: list[Any], ranks: list[int], node: str | None, says: str) -> None:
     found = stalled(*pulses)
     context = JobContext(ranks_per_node={f"n{rank + 1}": [rank] for rank in range(len(pulses))})
     incident = stall_incident(found, context)
-    assert (incident.category, incident.culprit_ranks, incident.culprit_node) == ("rendezvous_timeout", ranks, node)
-    assert says in incident.summary
-    assert incident.missing is not None
-    assert incident.missing["missing"] == list(ranks)
-    assert "SYN" in incident.evidence[0].text
+    assert (incident["category"], incident["culprit_ranks"], incident["culprit_node"]) == (
+        "rendezvous_timeout",
+        ranks,
+        node,
+    )
+    assert says in incident["summary"]
+    assert incident["missing"] is not None
+    assert incident["missing"]["missing"] == ranks
+    assert "SYN" in incident["evidence"][0]["text"]
 
 
 def test_a_connection_that_is_answered_later_or_leaves_the_job_is_no_stall() -> None:
@@ -186,7 +188,7 @@ def test_a_connection_that_is_answered_later_or_leaves_the_job_is_no_stall() -> 
     # NCCL connects in the first collective.
     inside = {**waiting(1), **{key: both[1][key] for key in ("unanswered", "addresses")}}
     found = stalled({**waiting(1), "addresses": ["10.0.0.1"]}, inside)
-    assert stall_incident(found, JobContext()).category == "nccl_network"
+    assert stall_incident(found, JobContext())["category"] == "nccl_network"
 
 
 def test_a_loop_with_the_same_stack_in_each_pulse_is_not_looked_at() -> None:
@@ -197,12 +199,12 @@ def test_a_rank_whose_thread_failed_is_the_cause() -> None:
     children = [{"count": 2, "name": "pt_data_worker", "doing": "sleeps in pipe_read", "where": "data.py:3 in get"}]
     found = stalled(waiting(5), came(4, ended=ENDED, children=children), came(4), waiting(5))
     incident = stall_incident(found, JobContext(ranks_per_node={"n1": [0, 1], "n2": [2, 3]}))
-    assert (incident.category, incident.culprit_ranks, incident.culprit_node) == ("user_exception", (1,), "n1")
-    assert incident.missing is not None
-    assert incident.missing["missing"] == [1, 2]
-    assert "a thread failed with KeyError: 'x' in train.py:7 feed; the main thread waiting at" in incident.summary
-    assert incident.traceback == "Traceback …"
-    lines = [(line.file, line.line, line.text) for line in incident.evidence]
+    assert (incident["category"], incident["culprit_ranks"], incident["culprit_node"]) == ("user_exception", [1], "n1")
+    assert incident["missing"] is not None
+    assert incident["missing"]["missing"] == [1, 2]
+    assert "a thread failed with KeyError: 'x' in train.py:7 feed; the main thread waiting at" in incident["summary"]
+    assert incident["traceback"] == "Traceback …"
+    lines = [(line["file"], line["line"], line["text"]) for line in incident["evidence"]]
     assert lines[0] == ("generation_0/rank_1/stderr.log", 12, "KeyError: 'x'")
     assert lines[-1][2] == "2 x child process pt_data_worker sleeps in pipe_read at data.py:3 in get"
     late = stalled(waiting(5), came(4, ended={**ENDED, "age_s": 3600.0}), waiting(5))
@@ -214,16 +216,22 @@ def test_a_script_that_is_over_while_a_thread_keeps_its_process(line: int | None
     over = {**ENDED, "part": "the script", "line": line, "age_s": 86400.0}
     found = stalled(waiting(5), came(4, ended=over, where="threading.py:9 in _shutdown"), waiting(5))
     reported = stall_incident(found, JobContext(world_size=3))
-    assert (reported.category, reported.traceback, reported.evidence[0].line) == ("user_exception", "Traceback …", line)
-    assert "rank 1: the script failed with KeyError: 'x' in train.py:7 feed; Python waiting for its" in reported.summary
-    assert ("daemon" in reported.hint, reported.evidence[0].file) == (True, f"generation_0/rank_1/{file}")
+    assert (reported["category"], reported["traceback"], reported["evidence"][0]["line"]) == (
+        "user_exception",
+        "Traceback …",
+        line,
+    )
+    assert (
+        "rank 1: the script failed with KeyError: 'x' in train.py:7 feed; Python waiting for its" in reported["summary"]
+    )
+    assert ("daemon" in reported["hint"], reported["evidence"][0]["file"]) == (True, f"generation_0/rank_1/{file}")
 
 
 def test_the_evidence_of_many_ranks_is_bounded() -> None:
     children = [{"count": 1, "name": "x", "doing": "sleeps", "where": ""}]
     found = stalled(waiting(5), *(came(4, ended=ENDED, children=children) for _ in range(500)))
     incident = stall_incident(found, JobContext())
-    assert (len(incident.culprit_ranks), len(incident.evidence)) == (500, 36)
+    assert (len(incident["culprit_ranks"]), len(incident["evidence"])) == (500, 36)
 
 
 def test_all_wait_for_threads_that_ended() -> None:
@@ -231,7 +239,7 @@ def test_all_wait_for_threads_that_ended() -> None:
     found = stalled(orphaned, orphaned, came(5))
     assert (dict(found.waits), sorted(found.missing)) == ({}, [0, 1])
     incident = stall_incident(found, JobContext(ranks_per_node={"n1": [0, 1, 2]}))
-    assert (incident.category, incident.culprit_ranks, incident.victims) == ("user_exception", (0, 1), ())
+    assert (incident["category"], incident["culprit_ranks"], incident["victims"]) == ("user_exception", [0, 1], [])
     assert stall(orphaned, came(5), r1={"cpu_s": 5.0}) is None
     assert stall(came(5, ended=ENDED), came(5)) is None
 
@@ -247,16 +255,18 @@ def test_a_live_mismatch_is_read_as_its_flight_records_are() -> None:
     usual = recorded(done(1), call(2, "all_reduce", 4))
     found = stalled(usual, recorded(done(1), call(2, "all_reduce", 5), where="train.py:7 in f"), usual)
     incident = stall_incident(found, JobContext(world_size=3))
-    assert (incident.category, incident.culprit_ranks) == ("collective_desync", (1,))
-    assert incident.summary == (
+    assert (incident["category"], incident["culprit_ranks"]) == ("collective_desync", [1])
+    assert incident["summary"] == (
         "rank 1: called all_reduce 2 with 5 elements [5] at train.py:7 in f, ranks 0,2 with 4 [4] at train.py:9 in step"
     )
-    assert [line.text for line in incident.evidence][1] == "all_reduce 2 [5] Float, not ended at train.py:7 in f"
+    assert incident["evidence"][1]["text"] == "all_reduce 2 [5] Float, not ended at train.py:7 in f"
     # Another call long before leads to the wait; of two ranks neither is known to be right.
     other = recorded(done(1, "b"), done(2, "a"), call(3, "b"))
     found = stalled(recorded(done(1, "a"), done(2, "b"), call(3)), other)
     assert (found.kind, dict(found.missing)) == ("mismatch", {})
-    assert stall_incident(found, JobContext()).summary == "rank 0 called a [4] before b [4], rank 1 in the other order"
+    assert (
+        stall_incident(found, JobContext())["summary"] == "rank 0 called a [4] before b [4], rank 1 in the other order"
+    )
 
 
 def test_stacks_are_asked_for_on_suspicion_alone() -> None:

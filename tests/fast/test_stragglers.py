@@ -330,7 +330,7 @@ def judged(scenario: str) -> Any:
     before, now = recorded_pulses(scenario)
     found = some(find_stall(before, now, left))
     context = JobContext(world_size=4, ranks_per_node={"n1": (0, 1), "n2": (2, 3)})
-    return stall_incident(found, context).to_json()
+    return stall_incident(found, context)
 
 
 @pytest.mark.parametrize(

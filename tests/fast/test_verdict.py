@@ -18,11 +18,12 @@ import pytest
 from remote_agent.diagnose.claims import LOST, OF_OTHERS
 from remote_agent.diagnose.evidence import JobContext, RankEvidence
 from remote_agent.diagnose.exits import decode_exit
-from remote_agent.diagnose.incidents import Incident
+from remote_agent.diagnose.incidents import iso_time
 from remote_agent.diagnose.testimony import read_rank
 from remote_agent.diagnose.tracebacks import find_traces
 from remote_agent.diagnose.verdict import verdict
 from remote_agent.text.shapes import shape
+from remote_agent.wire.documents import IncidentDocument
 from remote_agent.wire.events import AGENT_DIED
 from tests.fast.cases import Case, read_cases
 
@@ -56,7 +57,7 @@ def stopped(
     return rank(number, at_s, tail, code, signal, stopped_by_us=True)
 
 
-def judge(*evidence: RankEvidence, **more: Any) -> Incident:
+def judge(*evidence: RankEvidence, **more: Any) -> IncidentDocument:
     more.setdefault("ranks_per_node", NODES)
     return verdict(evidence, JobContext(generation=2, incident_id=7, world_size=4, **more))
 
@@ -66,7 +67,8 @@ OOM = trace("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 
 
 def test_the_contract_s_example() -> None:
     incident = judge(rank(3, 1.123, OOM), rank(0, 1.4, RESET), rank(1, 1.5, RESET), stopped(2, 2))
-    answer: Any = incident.to_json()
+    answer: Any = incident
+    assert answer.pop("fingerprint")
     assert answer.pop("evidence")[0] == {
         "node": "n2", "rank": 3, "file": "/j/generation_0/rank_3/stderr.log", "line": 104,
         "text": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
@@ -95,7 +97,7 @@ def test_the_contract_s_example() -> None:
 
 def test_the_order_of_the_evidence_does_not_matter() -> None:
     evidence = [rank(3, 1, OOM), rank(0, 1.4, RESET), rank(1, 1.5, RESET), stopped(2, 2)]
-    answers = [judge(*order).to_json() for order in itertools.permutations(evidence)]
+    answers = [judge(*order) for order in itertools.permutations(evidence)]
     assert all(answer == answers[0] for answer in answers)
 
 
@@ -112,9 +114,9 @@ def test_the_time_of_the_exception_counts_and_the_clock_is_corrected() -> None:
         clock_shift_ns=-5 * SECOND,
     )
     incident = judge(rank(0, 2, trace("KeyError: 'x'", 10, "load")), late)
-    assert incident.culprit_ranks == (2,)
-    assert incident.time_ns == START + SECOND
-    assert [each.summary for each in incident.victims] == ["later: KeyError: 'x' in train.py:10 load"]
+    assert incident["culprit_ranks"] == [2]
+    assert incident["time"] == iso_time(START + SECOND)
+    assert [each["summary"] for each in incident["victims"]] == ["later: KeyError: 'x' in train.py:10 load"]
 
 
 def test_nccls_warnings_count_where_it_writes_to_a_file_of_its_own() -> None:
@@ -122,9 +124,9 @@ def test_nccls_warnings_count_where_it_writes_to_a_file_of_its_own() -> None:
     exit_: Any = {"rank": 1, "code": 1, "signal": None, "t_ns": START, "tail": "RuntimeError: NCCL error", "nccl": said}
     files = {name: f"/j/generation_0/rank_1/{name}.log" for name in ("stderr", "nccl")}
     incident = judge(RankEvidence.from_exit(exit_ | {"stderr_lines": 7}, "n1", files))
-    assert incident.category == "nccl_network"
-    proof = incident.evidence[0]
-    assert (proof.file, proof.text) == (files["nccl"], said)
+    assert incident["category"] == "nccl_network"
+    proof = incident["evidence"][0]
+    assert (proof["file"], proof["text"]) == (files["nccl"], said)
 
 
 def watchdog(number: int, seq: int, enqueued: int) -> str:
@@ -138,58 +140,62 @@ def watchdog(number: int, seq: int, enqueued: int) -> str:
 
 def test_ranks_that_never_reached_the_collective() -> None:
     incident = judge(*(rank(each, 1, watchdog(each, 44, 44), None, "SIGABRT") for each in (0, 2, 3)), stopped(1, 2))
-    assert (incident.category, incident.culprit_ranks) == ("nccl_timeout_watchdog", (1,))
-    assert incident.missing == {
+    assert (incident["category"], incident["culprit_ranks"]) == ("nccl_timeout_watchdog", [1])
+    assert incident["missing"] == {
         "collective": "ALLREDUCE", "seq": 44, "waiting": [0, 2, 3], "missing": [1], "stacks": {},
     }  # fmt: skip
-    assert incident.summary == "rank 1 (n1): never reached ALLREDUCE number 44; ranks 0,2-3 were waiting"
-    assert incident.confidence == "supported"
+    assert incident["summary"] == "rank 1 (n1): never reached ALLREDUCE number 44; ranks 0,2-3 were waiting"
+    assert incident["confidence"] == "supported"
     behind = judge(*(rank(each, 1, watchdog(each, 44, 43 + (each != 2)), None, "SIGABRT") for each in range(4)))
-    assert behind.culprit_ranks == (2,)
+    assert behind["culprit_ranks"] == [2]
 
 
 def test_a_failed_thread_explains_a_missing_rank() -> None:
     said = stopped(1, 2, "Exception in thread Thread-1 (feed):\n" + trace("KeyError: 'x'", 7, "feed"))
     incident = judge(*(rank(each, 1, watchdog(each, 44, 44), None, "SIGABRT") for each in (0, 2, 3)), said)
-    assert (incident.category, incident.culprit_ranks) == ("user_exception", (1,))
-    assert incident.summary.startswith(
+    assert (incident["category"], incident["culprit_ranks"]) == ("user_exception", [1])
+    assert incident["summary"].startswith(
         "rank 1 (n1): a thread failed with KeyError: 'x' in train.py:7 feed; never reached"
     )
-    assert (incident.traceback or "").endswith("KeyError: 'x'")
+    assert (incident["traceback"] or "").endswith("KeyError: 'x'")
     still: Any = {"collective": None, "seq": None, "waiting": [], "missing": [1], "stacks": {}}
     quiet = verdict([stopped(1, 2)], JobContext(hang=still, ranks_per_node={"n1": [0, 1]}))
-    assert quiet.summary == "rank 1 (n1): the group made no progress"
+    assert quiet["summary"] == "rank 1 (n1): the group made no progress"
 
 
 def test_one_watchdog_alone_blames_nobody() -> None:
     incident = judge(rank(0, 1, watchdog(0, 44, 44), None, "SIGABRT"), *(stopped(each, 2) for each in (1, 2, 3)))
-    assert (incident.scope, incident.culprit_ranks, incident.confidence) == ("not_in_text", (), "unknown")
+    assert (incident["scope"], incident["culprit_ranks"], incident["confidence"]) == ("not_in_text", [], "unknown")
 
 
 def test_a_node_s_own_report_counts_if_no_rank_failed() -> None:
     said = RankEvidence(None, "n2", tail="could not carry out the order: workers cannot be started: no such script")
     incident = judge(said, stopped(0, 1), stopped(1, 1, RESET))
-    assert (incident.category, incident.scope, incident.culprit_node) == ("other", "outside_the_ranks", "n2")
-    assert incident.summary == f"n2: {said.tail}"
+    assert (incident["category"], incident["scope"], incident["culprit_node"]) == ("other", "outside_the_ranks", "n2")
+    assert incident["summary"] == f"n2: {said.tail}"
     full = RankEvidence(None, "n2", tail="could not carry out the order: [Errno 28] No space left on device")
     incident = judge(full, stopped(0, 1))
-    assert (incident.category, incident.scope, incident.culprit_node) == ("disk_full", "outside_the_ranks", "n2")
-    assert judge(said, rank(3, 1, OOM)).category == "cuda_oom"
+    assert (incident["category"], incident["scope"], incident["culprit_node"]) == (
+        "disk_full",
+        "outside_the_ranks",
+        "n2",
+    )
+    assert judge(said, rank(3, 1, OOM))["category"] == "cuda_oom"
 
 
 def test_the_hint_for_a_lost_node_says_what_is_known_of_its_host() -> None:
     died, silent = (
         judge(lost_nodes={"n2": (1, reason)}) for reason in (f"{AGENT_DIED} (x)", "no heartbeat within 9 s")
     )
-    assert died.hint.startswith("host n2 answers, but the agent there died: see agent.log")
-    assert silent.hint.startswith("if n2 answers over SSH, see agent.log")
-    assert ("power" in died.hint, "power" in silent.hint) == (False, True)
+    assert died["hint"].startswith("host n2 answers, but the agent there died: see agent.log")
+    assert silent["hint"].startswith("if n2 answers over SSH, see agent.log")
+    assert ("power" in died["hint"], "power" in silent["hint"]) == (False, True)
 
 
 def test_what_several_nodes_report_is_no_node_s_own() -> None:
     said = [RankEvidence(None, node, tail="could not carry out the order: no such directory") for node in NODES]
     incident = judge(*said)
-    assert (incident.summary, incident.culprit_node) == (f"2 nodes {said[0].tail}", None)
+    assert (incident["summary"], incident["culprit_node"]) == (f"2 nodes {said[0].tail}", None)
 
 
 def test_512_ranks_yield_one_cause_and_one_line_of_victims() -> None:
@@ -201,26 +207,26 @@ def test_512_ranks_yield_one_cause_and_one_line_of_victims() -> None:
             tail = trace("IndexError: list index out of range", 31, "collate") if number == 363 else trace(text, 90)
             evidence.append(rank(number, 1 + number / 1000, tail, node=node))
     incident = verdict(evidence, JobContext(world_size=512, ranks_per_node=nodes))
-    assert incident.summary == "rank 363 (n45): IndexError: list index out of range in train.py:31 collate"
-    (victims,) = incident.victims
-    assert len(victims.ranks) == 511
-    assert victims.summary.startswith("511 x RuntimeError")
-    assert len(incident.evidence) <= 12
+    assert incident["summary"] == "rank 363 (n45): IndexError: list index out of range in train.py:31 collate"
+    (victims,) = incident["victims"]
+    assert len(victims["ranks"]) == 511
+    assert victims["summary"].startswith("511 x RuntimeError")
+    assert len(incident["evidence"]) <= 12
 
 
 def test_fingerprints_differ_between_failures_alone() -> None:
     def of(number: int, text: str, **more: Any) -> str:
-        return judge(rank(number, 1, trace(text, **more))).fingerprint
+        return judge(rank(number, 1, trace(text, **more)))["fingerprint"]
 
     one = of(0, "ValueError: bad batch 17 in /data/a/x.bin at 0x7fffaa")
     assert one == of(3, "ValueError: bad batch 99 in /data/b/y.bin at 0x7ffbbb", line=93)
     assert one != of(0, "ValueError: bad batch 17 in /data/a/x.bin at 0x7fffaa", function="backward")
     assert one != of(0, "KeyError: 'x'")
-    kill = judge(rank(1, 1, "", None, "SIGKILL")).fingerprint
-    assert kill == judge(rank(2, 9, "last words\n", None, "SIGKILL")).fingerprint
-    assert kill != judge(rank(1, 1, "", None, "SIGSEGV")).fingerprint
+    kill = judge(rank(1, 1, "", None, "SIGKILL"))["fingerprint"]
+    assert kill == judge(rank(2, 9, "last words\n", None, "SIGKILL"))["fingerprint"]
+    assert kill != judge(rank(1, 1, "", None, "SIGSEGV"))["fingerprint"]
     lost = [judge(lost_nodes={node: (START, "gone")}) for node in ("n1", "n2")]
-    assert lost[0].fingerprint != lost[1].fingerprint
+    assert lost[0]["fingerprint"] != lost[1]["fingerprint"]
 
 
 def test_a_record_that_logging_could_not_format_is_not_the_reason() -> None:
@@ -231,14 +237,14 @@ def test_a_record_that_logging_could_not_format_is_not_the_reason() -> None:
         "  File \"/w/train.py\", line 4, in <module>\nMessage: 'kept %d shards'\nArguments: ('many',)\n"
     )
     incident = judge(rank(2, 1, f"{text}no usable shard under /data/mix3\n", code=5))
-    assert (incident.category, incident.exit_code) == ("other", 5)
-    assert incident.summary.endswith("exited with code 5, last line of stderr: no usable shard under /data/mix3")
+    assert (incident["category"], incident["exit"]["code"]) == ("other", 5)
+    assert incident["summary"].endswith("exited with code 5, last line of stderr: no usable shard under /data/mix3")
 
 
 def test_the_place_stays_in_a_summary_of_a_long_message() -> None:
     incident = judge(rank(2, 1, trace(f"ValueError: {'a shard is not as the others ' * 20}", 88, "forward")))
-    assert incident.summary.endswith("… in train.py:88 forward")
-    assert len(incident.summary) <= 240
+    assert incident["summary"].endswith("… in train.py:88 forward")
+    assert len(incident["summary"]) <= 240
 
 
 # Diagnose: what one rank's evidence says. Tracebacks and crashes come from real Python processes.
@@ -365,7 +371,7 @@ def test_shapes_forget_what_differs_between_ranks() -> None:
     assert one != shape("no directory /data/n1/shard_03.bin at 0x7f00aa (attempt 3 of 10)")
 
 
-def fail_everywhere(ranks: int, message: str) -> tuple[Incident, float]:
+def fail_everywhere(ranks: int, message: str) -> tuple[IncidentDocument, float]:
     """Return the verdict on a script that fails on all ranks, and the seconds of processor time that it took."""
     lines = [f"loading shard {number}" for number in range(20)]
     evidence = []
@@ -389,8 +395,8 @@ def test_equal_texts_are_judged_once() -> None:
     """A typo that fails 8,000 ranks costs little more than one that fails eight; the cost grows with the ranks."""
     fail_everywhere(8, "KeyError: 'labels'")
     incident, equal_s = fail_everywhere(4000, "KeyError: 'labels'")
-    assert len(incident.culprit_ranks) == 4000
-    assert incident.summary.startswith("all 4000 ranks (500 nodes): KeyError: 'labels' in train.py:5 main")
+    assert len(incident["culprit_ranks"]) == 4000
+    assert incident["summary"].startswith("all 4000 ranks (500 nodes): KeyError: 'labels' in train.py:5 main")
     _, fewer_s = fail_everywhere(1000, "KeyError: 'labels'")
     assert equal_s < 4 * 3 * max(fewer_s, 0.02)
     _, different_s = fail_everywhere(1000, "ValueError: shard-{rank} of {rank} is bad")

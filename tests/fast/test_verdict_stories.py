@@ -117,7 +117,7 @@ def judge(story: Story) -> Any:
     alone = any(head == "nobody else" for head, _ in story.blocks)
     others = (rank for rank in range(0 if alone else 4) if rank not in known)
     ranks += [evidence_of(f"rank {rank}: stopped SIGTERM at {last_s + 1}", "") for rank in others]
-    return verdict(ranks, JobContext(**{"world_size": 4, "ranks_per_node": NODES, **looks})).to_json()
+    return verdict(ranks, JobContext(**{"world_size": 4, "ranks_per_node": NODES, **looks}))
 
 
 def misses(story: Story) -> list[str]:

@@ -20,7 +20,7 @@ from supervisor.cli.diagnose import lines_of
 from supervisor.errors import UsageError
 from supervisor.postmortem.diagnosis import diagnose
 from supervisor.wording.events import event_line, outcome_line
-from supervisor.wording.incidents import incident_lines
+from supervisor.wording.incidents import incident_text
 from supervisor.wording.status import status_lines
 from tests.fast.test_flight import HOSTILE, call, document, done
 from tests.fuzz import damages, seeds
@@ -100,7 +100,7 @@ def test_journals_of_a_node(tmp_path: Path) -> None:
         status = coordinator_status.document(replay.fold(spec, records), {}, None)
         coordinator_status.document(replay.take_over(spec, "n1", 9, records, 100.0), {}, "n1")
         shown = [*status_lines(status), *map(event_line, records), *map(outcome_line, records)]
-        shown += [line for incident in incidents_in(records) for line in incident_lines(incident)]
+        shown += [line for incident in incidents_in(records) for line in incident_text(incident)]
         "\n".join(shown).encode()
         json.dumps([status, *map(public, records)], allow_nan=False)
 

@@ -17,7 +17,7 @@ from supervisor.tui import looks, times
 from supervisor.tui.generations import Run, Runs, bar
 from supervisor.tui.looks import Glyphs
 from supervisor.tui.model import JobView, build, take
-from supervisor.tui.rows.incident import incident_lines
+from supervisor.tui.rows.incident import incident_page
 from supervisor.tui.rows.series import gpu_wall
 from supervisor.tui.rows.spans import row_width, text_of
 from supervisor.tui.rows.tables import Column, SortOrder, Table, event_row, matching, node_columns, rank_columns
@@ -288,7 +288,7 @@ def test_what_passes_the_gate_can_be_drawn(case: str) -> None:
         with contextlib.suppress(MalformedAnswer):
             data = read_answer("n2", op, Answer(variant)).data
             for incident in data.get("incidents") or ():
-                incident_lines(incident, SHOWN, 80, GLYPHS, unfolded=True, now_s=2e9)
+                incident_page(incident, SHOWN, 80, GLYPHS, unfolded=True, now_s=2e9)
             if op == "events":
                 event_row(data["event"], GLYPHS, 120, wide=True)
                 gather([data["event"]], None)

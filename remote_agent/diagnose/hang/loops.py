@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from remote_agent.diagnose.hang.pulses import Pulse, Wait, only_computes
 from remote_agent.diagnose.hang.stalls import awaited, call_text
+from remote_agent.diagnose.incidents import missing_ranks
 from remote_agent.text.names import name_ranks
 
 if TYPE_CHECKING:
@@ -81,13 +82,8 @@ def missing_in(loops: Mapping[int, Loop]) -> MissingRanks | None:
         return None
     waits = loops[min(loops)].waits
     first = max(waits.values(), key=lambda wait: wait.age_s)
-    return {
-        "collective": first.op,
-        "seq": first.seq if first.group else None,
-        "waiting": sorted(waits),
-        "missing": sorted(loops),
-        "stacks": {str(rank): f"{loop.place}, busy for {loop.seconds:.0f} s" for rank, loop in sorted(loops.items())},
-    }
+    places = [(rank, f"{loop.place}, busy for {loop.seconds:.0f} s") for rank, loop in sorted(loops.items())]
+    return missing_ranks(first.op, first.seq if first.group else None, waits, loops, places)
 
 
 def _frames(script: Sequence[tuple[str, int, str]]) -> tuple[LoopFrame, ...]:

@@ -40,12 +40,12 @@ from remote_agent.diagnose.hang.pulses import (
     lasting_wait,
     may_receive,
 )
-from remote_agent.diagnose.incidents import EvidenceLine, Incident, Victims
+from remote_agent.diagnose.incidents import EvidenceLine, incident, missing_ranks
 from remote_agent.text.names import name_ranks
 from remote_agent.text.shapes import clip, fingerprint
 
 if TYPE_CHECKING:
-    from remote_agent.wire.documents import MissingRanks, SourceExcerpt
+    from remote_agent.wire.documents import IncidentDocument, MissingRanks, SourceExcerpt
 
 # A main thread can run on for a while with what a failed thread had prepared; a later stall has another cause.
 LATE_S = 600.0
@@ -343,11 +343,13 @@ def missing_of(stall: Stall) -> MissingRanks:
         key = (group_name(wait.group), wait.op, wait.seq if wait.group else None)
         calls.setdefault(key, []).append(rank)
     return {
-        "collective": first.op if first is not None else None,
-        "seq": first.seq if first is not None and first.group else None,
-        "waiting": sorted(set(stall.waits) - set(stall.missing)),
-        "missing": sorted(stall.missing),
-        "stacks": {str(rank): place for rank, place in stall.where.items()},
+        **missing_ranks(
+            first.op if first is not None else None,
+            first.seq if first is not None and first.group else None,
+            set(stall.waits) - set(stall.missing),
+            stall.missing,
+            stall.where.items(),
+        ),
         "calls": [
             {"collective": op, "seq": seq, "group": group, "ranks": ranks} for (group, op, seq), ranks in calls.items()
         ],
@@ -355,7 +357,7 @@ def missing_of(stall: Stall) -> MissingRanks:
     }
 
 
-def stall_incident(stall: Stall, context: JobContext) -> Incident:
+def stall_incident(stall: Stall, context: JobContext) -> IncidentDocument:
     """Return the incident of a group that hangs; `context.now_ns`: since when.
 
     Its texts are true of the present and of the past, and hold no duration: they are also read later.
@@ -372,22 +374,21 @@ def stall_incident(stall: Stall, context: JobContext) -> Incident:
     waits = f"waiting in {call_text(stall.first)}" if stall.waits else ""
     consequence = "hang_no_output" if stall.failures else category
     kind, message = (failure["type"], failure["headline"]) if failure is not None else (stall.kind, "")
-    return Incident(
-        id=context.incident_id,
-        generation=context.generation,
+    return incident(
+        context,
         time_ns=context.now_ns,
         category=category,
         scope=scope,
-        culprit_ranks=ranks,
-        culprit_node=culprit_nodes[0] if len(culprit_nodes) == 1 else None,
         confidence=confidence,
-        summary=clip(f"{subject}{_headline(stall, waiting, context)}"),
-        evidence=tuple(_evidence(stall, context)),
-        traceback=failure["traceback"] if failure is not None else None,
+        summary=f"{subject}{_headline(stall, waiting, context)}",
         hint=_hint(stall),
-        victims=(Victims(tuple(waiting), consequence, waits),) if waiting and ranks else (),
-        missing=missing_of(stall),
         fingerprint=fingerprint(category, kind, "", message or " ".join(sorted(set(stall.where.values())))),
+        ranks=ranks,
+        node=culprit_nodes[0] if len(culprit_nodes) == 1 else None,
+        evidence=_evidence(stall, context),
+        traceback=failure["traceback"] if failure is not None else None,
+        victims=[(waiting, consequence, waits)] if waiting and ranks else (),
+        missing=missing_of(stall),
     )
 
 

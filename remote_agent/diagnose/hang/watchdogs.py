@@ -1,6 +1,6 @@
 """What the watchdogs of NCCL's process groups say: in which collective each rank gave up, and who never reached it.
 
-In: the text of each rank. Out: its Wait; the ranks that are missing in a collective, or that called another one.
+In: the text of each rank. Out: its QueuedWait; the ranks that are missing in a collective, or that called another one.
 
 **Sequence numbers count within one process group: numbers of different groups, or far apart, are never compared. A rank
 whose own watchdog gave up waited, too: it is not missing.**
@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from remote_agent.diagnose.incidents import missing_ranks
 from remote_agent.text.names import read_number
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ _PAIRWISE = ("SEND", "RECV")
 _UNEVEN = (*_PAIRWISE, "ALLTOALL", "ALLTOALL_BASE", "GATHER", "SCATTER", "COALESCED")
 
 
-class Wait(NamedTuple):
+class QueuedWait(NamedTuple):
     """What a rank's watchdog says. group: None where the text does not name it; operation "": it gave up nowhere."""
 
     rank: int
@@ -69,7 +70,7 @@ def gave_up(text: str) -> bool:
     return _GAVE_UP.search(text) is not None
 
 
-def read_wait(rank: int, text: str) -> Wait | None:
+def read_wait(rank: int, text: str) -> QueuedWait | None:
     """Return what the watchdog of a rank says; None: nothing."""
     work, ended = _WORK.search(text), gave_up(text)
     states = list(_STATUS.finditer(text)) if work is not None or "nqueued" in text else []
@@ -77,16 +78,16 @@ def read_wait(rank: int, text: str) -> Wait | None:
     for state in states:
         queued.setdefault(state["group"], read_number(state["number"]))
     if work is None:
-        return Wait(rank, ended, queued) if queued or ended else None
+        return QueuedWait(rank, ended, queued) if queued or ended else None
     group = work["group"] if work["group"] is not None else states[0]["group"] if states else None
     if group not in queued and None in queued:
         queued[group] = queued[None]
     size = work["size"] if work["size"] == work["out"] else f"{work['size']} to {work['out']}"
-    return Wait(rank, ended, queued, group, read_number(work["number"]), work["operation"], size)
+    return QueuedWait(rank, ended, queued, group, read_number(work["number"]), work["operation"], size)
 
 
 def find_missing(
-    every: Sequence[Wait], world: Collection[int], away: Collection[int], *, all_known: bool
+    every: Sequence[QueuedWait], world: Collection[int], away: Collection[int], *, all_known: bool
 ) -> MissingRanks | None:
     """Return the ranks that never reached the collective in which most waited; None if the texts do not show them.
 
@@ -114,16 +115,10 @@ def find_missing(
     # One late watchdog in a large group proves nothing: most ranks must be waiting.
     if not missing or len(missing) > max(1, len(waiting) // 2) or len(missing) >= len(world or waiting):
         return None
-    return {
-        "collective": operation,
-        "seq": number,
-        "waiting": sorted(waiting - missing),
-        "missing": sorted(missing),
-        "stacks": {},
-    }
+    return missing_ranks(operation, number, waiting - missing, missing)
 
 
-def find_mismatch(every: Sequence[Wait]) -> Mismatch | None:
+def find_mismatch(every: Sequence[QueuedWait]) -> Mismatch | None:
     """Return the ranks of one group that wait in different collectives, or sizes of one, under the same number."""
     waits = [wait for wait in every if wait.operation and wait.operation not in _PAIRWISE]
     place = _most_common([(wait.group, wait.number) for wait in waits])
@@ -138,7 +133,7 @@ def find_mismatch(every: Sequence[Wait]) -> Mismatch | None:
     return Mismatch(place[1] if place else 0, calls, odd if 2 * count > len(calls) else [])
 
 
-def _call(wait: Wait) -> str:
+def _call(wait: QueuedWait) -> str:
     """Return the operation, with its size where that must be the same on all ranks."""
     return wait.operation if wait.operation in _UNEVEN else f"{wait.operation} of {wait.size} elements"
 

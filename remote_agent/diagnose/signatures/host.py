@@ -1,6 +1,6 @@
 """Signatures of the host: its memory, /dev/shm, and processes that crash.
 
-In: nothing. Out: MEMORY, CRASHES.
+In: nothing. Out: WHO_KILLED, MEMORY, CRASHES.
 """
 
 from __future__ import annotations
@@ -8,6 +8,9 @@ from __future__ import annotations
 from remote_agent.diagnose.claims import ENDED
 from remote_agent.diagnose.signatures.signature import failed, killed_by
 
+WHO_KILLED = (
+    "likely the kernel's OOM killer, or a manual kill -9: check dmesg -T and the cgroup's memory.events on the node"
+)
 MEMORY = (
     failed(
         "host_oom_kill",
@@ -25,7 +28,8 @@ MEMORY = (
     ),
     killed_by(
         *("SIGKILL", "Killed", "host_oom_kill", r"Killed(?m:(?<=^Killed)$)", r"tasks? [\d,-]+: Killed\b"),
-        title="killed by SIGKILL from outside: the text does not tell by whom, most often it is the host's OOM killer",
+        title="killed by SIGKILL; out of memory is the usual cause, but the line does not say so",
+        hint=WHO_KILLED,
         vague=True,
     ),
     failed(

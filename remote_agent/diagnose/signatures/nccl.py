@@ -10,6 +10,8 @@ from remote_agent.diagnose.signatures.signature import WRONG_SIZE, ended, failed
 # How lines of other libraries for collectives can be told: of Huawei, Intel, Amazon; UCX; MPI.
 _OTHERS = (*(r"H(?:CCL|ccl)", r"E[A-Z]\d{4}: ", r"ERR0\d{4} DIST", "oneCCL", "CCL_ERROR", "NRT_", "UCX", r"MPI_"),)
 # What all of them say, whatever the rest of the line.
+# torch says this of itself; what NCCL or the store says has signatures of its own.
+_OF_TORCH = r"DistBackendError: (?!NCCL|\[|[^\n]*[Ss]tore)"
 _TIMES_OUT = r"[Tt]im(?:ed?|es|ing) ?-?out|TIMEOUT|exceeded \d+ ?s"
 _NETWORK = r"[Rr]etr(?:y|ies) [\w ]{0,20}exceeded|RETRY_EXC|[Uu]nreachable|ATL_STATUS_FAILURE|No route"
 _PEER = r"(?:[Pp]eer|[Rr]emote|[Ss]ocket|[Cc]onnection)\b[^\n]{0,60}(?:fail|lost|closed|reset|broken|abort|did not)"
@@ -88,7 +90,10 @@ ERRORS = (
         r"Connect to \S+ failed ?: (?:Connection refused|No route|Connection timed out)",
         vague=True,
     ),
-    waited("nccl_timeout_watchdog", *(rf"{each}[^\n]*(?:{_TIMES_OUT})" for each in (*_OTHERS, "NPU function error"))),
+    waited(
+        "nccl_timeout_watchdog",
+        *(rf"{each}[^\n]*(?:{_TIMES_OUT})" for each in (*_OTHERS, "NPU function error", _OF_TORCH)),
+    ),
     failed("cuda_error", r"NPU function error: (?!\w*Timeout)"),
     lost("nccl_network", *(rf"{each}[^\n]*(?:{_NETWORK})" for each in _OTHERS)),
     lost("nccl_remote_error", *(rf"{each}[^\n]*{_PEER}" for each in _OTHERS)),

@@ -6,14 +6,13 @@ picture: which ranks wait in which collective, who is missing, and the lines of 
 
 from __future__ import annotations
 
+import collections
 import itertools
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from remote_agent.text.names import RANK_LOG, count, name_ranks, read_number
 from supervisor.tui.rows.spans import EMPTY, Row, Span, clean, fit, fit_row, row_width, wrap
 from supervisor.wording import incidents, values
-from supervisor.wording.incidents import category_text
 from supervisor.wording.stacks import numbered_source
 
 if TYPE_CHECKING:
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from remote_agent.wire.documents import EvidenceEntry, IncidentDocument, MissingRanks, SourceExcerpt, WaitingCall
     from supervisor.tui.looks import Glyphs
     from supervisor.tui.model import JobView, NodeRow
+    from supervisor.wording.incidents import IncidentLine
 
 # From this width on, the source has room beside the ranks.
 BESIDE: Final = 100
@@ -87,15 +87,16 @@ class PageBuilder:
             self.add(((" " * indent + line, role),))
 
 
-def place_of(evidence: EvidenceEntry) -> LogPlace | None:
+def place_of(evidence: EvidenceEntry | None) -> LogPlace | None:
     """Return where a piece of evidence stands, if it is in one of the logs that an agent serves."""
-    log, line = RANK_LOG.search(evidence.get("file") or ""), evidence.get("line")
-    if log is None:
+    log = RANK_LOG.search(evidence.get("file") or "") if evidence is not None else None
+    if evidence is None or log is None:
         return None
+    line = evidence.get("line")
     return LogPlace(evidence.get("node") or "", int(log[1]), int(log[2]), log[3], 1 if line is None else line)
 
 
-def incident_lines(
+def incident_page(
     incident: IncidentDocument,
     job_view: JobView,
     width: int,
@@ -107,45 +108,45 @@ def incident_lines(
 ) -> list[PageLine]:
     """Return the page of one incident; now_s: Unix time; why: with the claims that decided."""
     page = PageBuilder(width, glyphs)
-    _culprit(page, incident, now_s)
-    if why:
-        page.section("why")
-        for line in incidents.why_lines(incident):
-            page.prose(line, "text")
+    sections: dict[str, list[IncidentLine]] = collections.defaultdict(list)
+    for line in incidents.incident_lines(incident, now_s, why=why):
+        sections[line.section].append(line)
+    state = sections["state"] if incident.get("state") != "over" else []
+    title = "hang" if incidents.is_hang(incident) else "first failure"
+    _section(page, title, [*sections[""], *state], values.clock(incident.get("time"), millis=True))
+    _section(page, "why", sections["why"])
     _missing(page, incident, job_view)
     # The advice is above the traceback, which may be longer than the screen.
-    _next(page, incident, job_view, now_s)
-    _traceback(page, incident)
-    _evidence(page, incident)
-    _victims(page, incident, unfolded)
+    _next(page, sections["hint"], incident, job_view, now_s)
+    _section(page, "traceback", sections["traceback"])
+    evidence = sections["evidence"]
+    opens = any(place_of(line.place) for line in evidence)
+    _section(page, "evidence", evidence, "enter: open the line in the log" if opens else "", is_cut=True)
+    count_of = sum(len(entry["ranks"]) for entry in incident["victims"])
+    name, fold = f"{incidents.VICTIMS} ({count_of})", "enter: fold" if unfolded else "enter: unfold"
+    _section(page, name, sections[incidents.VICTIMS], fold, is_cut=not unfolded, unfolds=True)
     return page.lines
 
 
-def _culprit(page: PageBuilder, incident: IncidentDocument, now_s: float) -> None:
-    confidence = clean(incident["confidence"])
-    title = "hang" if incidents.is_hang(incident) else "first failure"
-    page.section(title, f"confidence: {confidence}", "ok" if confidence == "established" else "warn")
-    ranks, node = incident["culprit_ranks"], incident.get("culprit_node")
-    more = "at least " if incident.get("at_least") else ""
-    who = f"{more}{name_ranks(ranks)}" if ranks else f"node {clean(node)}" if node else "no rank"
-    mark: Span = ("  ? ", "hung") if incidents.is_hang(incident) else ("  X ", "bad")
-    spans: list[Span] = [mark, (who, "title")]
-    if node and ranks:
-        spans += [(" on ", "dim"), (clean(node), "title")]
-    if how := clean(_exit(incident)):
-        spans += [("   ", ""), (how, "bad")]
-    spans.append((f"   {values.clock(incident.get('time'), millis=True)}", "dim"))
-    if incident["category"] != "other":
-        spans.append((f"   {clean(category_text(incident['category']))}", "dim"))
-    page.add(tuple(spans))
-    page.prose(incident["summary"], "bad", 4)
-    if incident.get("state") != "over" and (text := incidents.standing(incident, now_s)):
-        page.prose(text, "bad" if incidents.is_open(incident) else "ok", 4)
-
-
-def _exit(incident: IncidentDocument) -> str:
-    ended = incident["exit"]
-    return ended["signal"] or (f"exit {ended['code']}" if ended["code"] is not None else "")
+def _section(
+    page: PageBuilder,
+    title: str,
+    lines: Sequence[IncidentLine],
+    note: str = "",
+    *,
+    is_cut: bool = False,
+    unfolds: bool = False,
+) -> None:
+    """Add a section, unless it is empty; is_cut: each of its lines takes one line of the page."""
+    if lines:
+        page.section(title, note, unfolds=unfolds)
+    for line in lines:
+        place = place_of(line.place)
+        if is_cut:
+            mark = page.glyphs.pointer if place else " "
+            page.add(((f" {mark} ", "key"), (fit(line.text, page.width - 4, page.glyphs.more), line.role)), place)
+        else:
+            page.prose(line.text, line.role)
 
 
 def _missing(page: PageBuilder, incident: IncidentDocument, job_view: JobView) -> None:
@@ -159,59 +160,15 @@ def _missing(page: PageBuilder, incident: IncidentDocument, job_view: JobView) -
         page.add(row)
 
 
-def _traceback(page: PageBuilder, incident: IncidentDocument) -> None:
-    text = (incident.get("traceback") or "").rstrip()
-    if not text:
-        return
-    page.section("traceback")
-    lines = text.splitlines()
-    for line in lines:
-        last = line is lines[-1]
-        for piece in wrap(line, page.width - 4):
-            page.add(((f"   {piece}", "bad" if last else "text" if line.lstrip().startswith("File") else "dim"),))
-
-
-def _evidence(page: PageBuilder, incident: IncidentDocument) -> None:
-    evidence = incident["evidence"]
-    if not evidence:
-        return
-    places = [place_of(entry) for entry in evidence]
-    page.section("evidence", "enter: open the line in the log" if any(places) else "")
-    for entry, place in zip(evidence, places, strict=True):
-        where = f"r{entry.get('rank')}" if entry.get("rank") is not None else ""
-        head = fit(f"{entry.get('node') or ''} {where}".strip(), 9, page.glyphs.more)
-        name = PurePath(entry.get("file") or "").name or "-"
-        at = fit(f"{name}:{entry.get('line')}" if entry.get("line") else name, 17, page.glyphs.more)
-        mark = page.glyphs.pointer if place else " "
-        row: Row = (
-            (f" {mark} ", "key"),
-            (head + " ", "tag"),
-            (at + " ", "dim"),
-            (clean(entry["text"]), "text"),
-        )
-        page.add(row, place)
-
-
-def _victims(page: PageBuilder, incident: IncidentDocument, unfolded: bool) -> None:
-    victims = incident["victims"]
-    if not victims:
-        return
-    total = sum(len(entry["ranks"]) for entry in victims)
-    page.section(f"failed as a consequence ({total})", "enter: fold" if unfolded else "enter: unfold", unfolds=True)
-    for entry in victims:
-        ranks, kind = entry["ranks"], clean(category_text(entry["category"]))
-        page.add(((f"  {len(ranks):>4} x  ", "text"), (f"{kind}  ", "dim"), (name_ranks(ranks), "tag")))
-        if unfolded:
-            page.prose(entry["summary"], "dim", 10)
-
-
-def _next(page: PageBuilder, incident: IncidentDocument, job_view: JobView, now_s: float) -> None:
+def _next(
+    page: PageBuilder, hint: Sequence[IncidentLine], incident: IncidentDocument, job_view: JobView, now_s: float
+) -> None:
     if incidents.is_open(incident) or job_view.ended:
         page.section("what happens next")
         page.prose(what_next(job_view, now_s), "text")
     page.section("what you can do")
-    if hint := incidents.advice(incident):
-        page.prose(hint, "text")
+    for line in hint:
+        page.prose(line.text, line.role)
     page.add((("  l ", "key"), ("open the log of the rank at fault", "dim")))
     if not job_view.ended:
         page.add((("  x ", "key"), ("restart, remove or add a node, stop", "dim")))

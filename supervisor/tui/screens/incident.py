@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from textual import on
 
 from supervisor.tui import times
-from supervisor.tui.rows.incident import PageLine, incident_lines
+from supervisor.tui.rows.incident import PageLine, incident_page
 from supervisor.tui.rows.spans import Row, clean
 from supervisor.tui.screens.base import LiveScreen
 from supervisor.tui.shell import LogOf, Target
@@ -71,7 +71,7 @@ class IncidentScreen(LiveScreen):
             picker.placeholder = _before_the_verdict(job_view)
             picker.show((), lambda index: ())
             return
-        self._lines = incident_lines(
+        self._lines = incident_page(
             incident,
             job_view,
             picker.line_width or self.size.width - 1,
