@@ -22,10 +22,11 @@ from remote_agent.text.rows import RECORD_GAP_NS, dropped_text
 from remote_agent.wire import Answer
 
 if TYPE_CHECKING:
-    from remote_agent.logs.logfile import Key, LogFile
+    from remote_agent.logs.logfile import LogFile
     from remote_agent.logs.merge import Item, Source
     from remote_agent.logs.records import Record
     from remote_agent.logs.slices import Bell
+    from remote_agent.wire.answers import LogKey
 
 PIECE = 64 * 1024
 # A piece has lines of at most this time, so that ranks stay in order.
@@ -39,7 +40,7 @@ _HOLD_NS = RECORD_GAP_NS + 100_000_000
 # The index of a file that existed before this agent is awaited at most this long.
 _INDEX_WAIT_S = 60.0
 
-Positions = dict["Key", int]
+Positions = dict["LogKey", int]
 """The byte, or line, up to which each file has been given."""
 
 
@@ -88,7 +89,7 @@ class View(NamedTuple):
     """What a follower sees of the store."""
 
     files: Callable[[], list[LogFile]]
-    is_final: Callable[[Key], bool]
+    is_final: Callable[[LogKey], bool]
     """True when the rank of a file has ended and all its bytes are indexed."""
     is_over: Callable[[], bool]
     """True when no file will be added or grow any more."""
@@ -150,7 +151,7 @@ class _Place:
         return True
 
 
-Places = dict["Key", _Place]
+Places = dict["LogKey", _Place]
 
 
 def follow(view: View, begin: Positions) -> AsyncGenerator[Answer, None]:

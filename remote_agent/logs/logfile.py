@@ -14,7 +14,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from remote_agent.logs.index import BYTES_PER_BLOCK, Block, Covered, LineIndex, Sidecar
 from remote_agent.text.levels import WARN
@@ -22,6 +22,7 @@ from remote_agent.text.rows import CLIP, Row, dropped_text, visible, visible_end
 
 if TYPE_CHECKING:
     from remote_agent.logs.progress import StepReader
+    from remote_agent.wire.answers import LogKey
 
 SLICE = 256 * 1024
 # This many bytes before the place where reading stopped must be unchanged.
@@ -100,18 +101,10 @@ def hole_end(fd: int) -> int:
     return 0
 
 
-class Key(NamedTuple):
-    """The generation, rank and stream of a file."""
-
-    generation: int
-    rank: int
-    stream: str
-
-
 class LogFile:
     """The log of one stream of one rank of one generation."""
 
-    def __init__(self, key: Key, path: Path, descriptors: Descriptors, steps: StepReader, writable: bool) -> None:
+    def __init__(self, key: LogKey, path: Path, descriptors: Descriptors, steps: StepReader, writable: bool) -> None:
         self.key = key
         self.path = path
         self._descriptors = descriptors

@@ -18,7 +18,6 @@ from remote_agent.logs import search as searching
 from remote_agent.logs import selection
 from remote_agent.logs.catalogue import Catalogue
 from remote_agent.logs.index import BYTES_PER_BLOCK
-from remote_agent.logs.logfile import Key, LogFile
 from remote_agent.logs.merge import merged
 from remote_agent.logs.progress import Reports
 from remote_agent.logs.records import Forwards
@@ -27,8 +26,10 @@ from remote_agent.logs.watch import LogWatch, adopt
 from remote_agent.logs.window import index_until, window
 from remote_agent.text.patterns import compile_pattern
 from remote_agent.wire import Answer, Problem
+from remote_agent.wire.answers import LogKey
 
 if TYPE_CHECKING:
+    from remote_agent.logs.logfile import LogFile
     from remote_agent.logs.merge import Source
     from remote_agent.logs.records import Record
     from remote_agent.logs.selection import Generations
@@ -322,7 +323,7 @@ class LogStore:
         def is_over() -> bool:
             return self._ended or (isinstance(generation, int) and generation in self._finished)
 
-        def is_final(key: Key) -> bool:
+        def is_final(key: LogKey) -> bool:
             return self._ended or key.generation in self._finished
 
         return following.View(files, is_final, is_over, self._bell), first
@@ -357,7 +358,7 @@ class LogStore:
             await items.aclose()
 
     async def _find(self, generation: int, rank: int, stream: str) -> LogFile:
-        if Key(generation, rank, stream) not in self._catalogue.files:
+        if LogKey(generation, rank, stream) not in self._catalogue.files:
             await self._rescan()
         return selection.find(self._catalogue, generation, rank, stream)
 
@@ -376,4 +377,4 @@ class LogStore:
 
 
 def _positions(after: Sequence[Sequence[Any]] | None) -> following.Positions:
-    return {Key(int(generation), int(rank), str(stream)): int(at) for generation, rank, stream, at in after or ()}
+    return {LogKey(int(generation), int(rank), str(stream)): int(at) for generation, rank, stream, at in after or ()}

@@ -4,7 +4,7 @@ In: JSON. Out: types, which the gate checks where an answer comes from another m
 documents.py; the annotations are evaluated in the same way.
 """
 
-from typing import Annotated, Any, Optional, TypedDict
+from typing import Annotated, Any, NamedTuple, Optional, TypedDict
 
 from remote_agent.wire.documents import Count, GenerationNumber, RankExit, RankNumber, RankWindow, TimeNs
 from remote_agent.wire.gate import Name, row, whole
@@ -17,6 +17,15 @@ Address = TypedDict("Address", {"address": str, "port": Port})
 """Where an agent listens for the others."""
 
 # --- logs
+
+
+class LogKey(NamedTuple):
+    """The generation, rank and stream of a log file."""
+
+    generation: int
+    rank: int
+    stream: str
+
 
 LogEntry = TypedDict(
     "LogEntry",

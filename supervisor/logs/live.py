@@ -17,11 +17,11 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, NamedTuple
 
 from remote_agent.wire import Answer, Args, CallFailed, WireError
+from remote_agent.wire.answers import LogKey
 from remote_agent.wire.events import ENDED_STATES
 from supervisor.errors import RequestFailed, Unreachable, why
 from supervisor.link.tasks import cancel_all, within
 from supervisor.logs.files import READ_DEADLINE, Failure, files, is_own, leave_out, sources
-from supervisor.logs.merge import RankStream
 from supervisor.logs.rows import Clocks, LogLine
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ RETRY = 0.5
 # Nodes that have joined are looked for this often, seconds.
 LOOK = 1.0
 
-Positions = dict[RankStream, int]
+Positions = dict[LogKey, int]
 """The next byte, or line, of each file."""
 
 
@@ -190,12 +190,12 @@ def _positions(answer: Answer) -> Positions:
     for row in page.get("rows", ()):
         positions[_file(row)] = row["line"] + 1
     for generation, rank, stream, at in page.get("after", ()):
-        positions[generation, rank, stream] = at
+        positions[LogKey(generation, rank, stream)] = at
     return positions
 
 
-def _file(entry: LogChunk | LogEntry | LogFileEntry) -> RankStream:
-    return entry["generation"], entry["rank"], entry["stream"]
+def _file(entry: LogChunk | LogEntry | LogFileEntry) -> LogKey:
+    return LogKey(entry["generation"], entry["rank"], entry["stream"])
 
 
 def _wanted_links(hub: Hub, selection: Selection) -> list[HostLink]:
@@ -260,7 +260,7 @@ async def follow(
                 yield Chunk(node, *_file(data), data["offset"], data.get("t_ns") or 0, answer.body)
 
 
-async def _owners(hub: Hub, selection: Selection) -> dict[RankStream, str]:
+async def _owners(hub: Hub, selection: Selection) -> dict[LogKey, str]:
     """Return the node of each file that is there: another node may have a copy of it, which is not read as well."""
     with contextlib.suppress(Unreachable, RequestFailed):
         found = await files(hub, selection.nodes)

@@ -28,9 +28,6 @@ PATIENCE = 2.5
 # rows at least.
 SHARES, LEAST_ROWS = 4, 32
 
-RankStream = tuple[int, int, str]
-"""Generation, rank, stream."""
-
 
 class Page(NamedTuple):
     """Rows of all nodes by time, oldest first, without gaps between the first and the last one."""

@@ -89,15 +89,15 @@ async def _browse(job: Job) -> dict[str, list[float]]:
         # Until the agent has read it all.
         while rank.count < LINES:
             await rank.refresh(ROWS, lambda: True)
-        times = [row.t_ns for row in (rank.row(rank.count - 1),) if row is not None]
+        times = [row.t_ns for row in (rank.line(rank.count - 1),) if row is not None]
         await rank.load(0)
-        times += [row.t_ns for row in (rank.row(0),) if row is not None]
+        times += [row.t_ns for row in (rank.line(0),) if row is not None]
         for place in PLACES:
             fresh = RankFeed(session, node, 0, 0, "stdout")
             found["open at the end"].append(await _timed(fresh.refresh(ROWS, lambda: True)))
             line = int(LINES * place)
             found["to line N"].append(await _timed(fresh.load(line // PAGE)))
-            if fresh.row(line) is None:
+            if fresh.line(line) is None:
                 raise ClusterError(f"line {line} did not appear")
             merged = MergedFeed(session, Selection(generation=0))
             t_ns = int(times[1] + (times[0] - times[1]) * place)

@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 
 from remote_agent.logs import LogStore, index, logfile, merge, selection
 from remote_agent.logs.catalogue import Catalogue
-from remote_agent.logs.logfile import Key, LogFile
+from remote_agent.logs.logfile import LogFile
 from remote_agent.logs.records import Backwards
 from remote_agent.text import patterns
 from remote_agent.text.levels import ESCAPES, level_of, minimum_level
 from remote_agent.text.rows import RecordReader, stream_of
+from remote_agent.wire.answers import LogKey
 from remote_agent.wire.documents import STREAMS
 from tests.examples import examples
 
@@ -94,7 +95,7 @@ class Job:
         """Write piece by piece, indexing after each one."""
         catalogue = Catalogue(self.root, writable=True)
         catalogue.scan(0)
-        file = catalogue.files[Key(0, 0, "stdout")]
+        file = catalogue.files[LogKey(0, 0, "stdout")]
         for number, piece in enumerate(pieces):
             self.append(piece)
             while file.absorb(10**18 + number * gap_ns):
@@ -251,7 +252,7 @@ def test_pages_of_merged_rows_hold_every_line_once(
         catalogue.scan(0)
         whole = [b"", b"", b""]
         for number, (rank, data) in enumerate(writes):
-            file = catalogue.files[Key(0, rank, "stdout")]
+            file = catalogue.files[LogKey(0, rank, "stdout")]
             with file.path.open("ab") as out:
                 out.write(data)
             whole[rank] += data

@@ -147,12 +147,12 @@ def lines(count: int, name: str = "line") -> bytes:
 
 def shown(feed: MergedFeed | RankFeed) -> list[tuple[str, int]]:
     """Node and number of all lines that are here, in their order."""
-    rows = [feed.row(index) for index in range(feed.count)]
+    rows = [feed.line(index) for index in range(feed.count)]
     return [(row.node, row.line) for row in rows if row is not None]
 
 
 def texts(feed: MergedFeed | RankFeed) -> list[bytes]:
-    rows = [feed.row(index) for index in range(feed.count)]
+    rows = [feed.line(index) for index in range(feed.count)]
     return [row.text for row in rows if row is not None]
 
 

@@ -28,7 +28,6 @@ from supervisor.logs.rows import Clocks, LogLine
 from supervisor.logs.selection import Selection
 from supervisor.nccl import Fabric
 from supervisor.ssh.forward import Forward
-from supervisor.tui.logs.row import level_of
 
 DATA = Path(__file__).parent / "data"
 File = tuple[str, int, int, str]
@@ -228,7 +227,7 @@ class RecordedSession(_Session):  # type: ignore[misc]
         every = list(heapq.merge(*parts, key=lambda row: (row.t_ns, row.rank, row.stream, row.line)))
         passes = make_filter(selection.filter.include, selection.filter.exclude)
         levels = {"": ("", "warn", "error"), "warn": ("warn", "error"), "error": ("error",)}[selection.filter.level]
-        rows = [row for row in every if passes.keeps([row.text]) and level_of(row.level) in levels]
+        rows = [row for row in every if passes.keeps([row.text]) and row.mark in levels]
         if after_ns is not None:
             rows = [row for row in rows if row.t_ns >= after_ns]
         elif before_ns is not None:

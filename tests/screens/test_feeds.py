@@ -81,10 +81,10 @@ async def test_one_stream_has_the_times_of_the_merged_log(tmp_path: Path) -> Non
         merged = MergedFeed(cluster.source, ALL)
         await merged.show_begin(300)
         rank = RankFeed(cluster.source, "n1", 0, 0, "stdout")
-        meant = merged.row(200)
+        meant = merged.line(200)
         assert meant is not None
         assert await rank.seek(Jump(meant.t_ns), 40) == 200
-        assert rank.row(200) == meant
+        assert rank.line(200) == meant
         assert rank.missing(190, 220) is None, "what is around it comes along"
         assert [await rank.seek(Jump(t_ns), 40) for t_ns in (1, 2 * meant.t_ns)] == [0, 999]
 
@@ -97,7 +97,7 @@ async def test_from_the_begin_and_from_a_hit_every_line_follows(tmp_path: Path) 
         assert shown(feed)[0] == ("n1", 0)
         await load_all(feed)
         assert shown(feed) == [("n1", number) for number in range(5000)]
-        row = feed.row(2500)
+        row = feed.line(2500)
         assert row is not None
         await feed.show_around(row.t_ns, 40)
         assert feed.index_of(row.key) is not None
@@ -205,7 +205,7 @@ async def test_a_stuck_node_holds_nobody_up_and_its_rows_come_later(tmp_path: Pa
         await load_all(feed)
         for name, count in (("n1", 20), ("n2", 211)):
             assert [line for node, line in shown(feed) if node == name] == list(range(count))
-        times = [row.t_ns for index in range(feed.count) if (row := feed.row(index)) is not None]
+        times = [row.t_ns for index in range(feed.count) if (row := feed.line(index)) is not None]
         assert all(before <= after for before, after in itertools.pairwise(times))
 
 
@@ -215,7 +215,7 @@ async def test_dropped_lines_are_one_and_the_others_stay(tmp_path: Path) -> None
         await node.written(0, b"%060d\n" % 7 * 30_000)
         await feed.refresh(20, lambda: True)
         await feed.load(feed.missing(20_000, 20_000) or 0)
-        read = feed.row(20_000)
+        read = feed.line(20_000)
         assert read is not None
         path = await node.written(0, b"%060d\n" % 8 * 30_000)
         while path.stat().st_blocks * 512 > 3_000_000:
@@ -227,7 +227,7 @@ async def test_dropped_lines_are_one_and_the_others_stay(tmp_path: Path) -> None
         while (want := feed.missing(0, 5)) is not None:
             await feed.load(want)
         assert b"were dropped here" in texts(feed)[0]
-        assert feed.row(1) is not None
+        assert feed.line(1) is not None
         assert sum(b"dropped" in text for text in texts(feed)) == 1
 
 
@@ -273,9 +273,9 @@ TEXTS = (
 
 def goes_back(feed: MergedFeed) -> list[str]:
     """The lines before which the time goes back."""
-    rows = [row for row in map(feed.row, range(feed.count)) if row is not None]
-    back = [(one, two) for one, two in itertools.pairwise(rows) if two.shown_ns < one.shown_ns]
-    return [f"{values.clock_ns(one.shown_ns)} {one} > {values.clock_ns(two.shown_ns)} {two}" for one, two in back]
+    shown_ns = [(feed.stands_ns(at), line) for at in range(feed.count) if (line := feed.line(at)) is not None]
+    back = [(one, two) for one, two in itertools.pairwise(shown_ns) if two[0] < one[0]]
+    return [f"{values.clock_ns(one[0])} {one[1]} > {values.clock_ns(two[0])} {two[1]}" for one, two in back]
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -313,7 +313,7 @@ async def test_times_of_nodes_ten_seconds_apart(
                 if want is not None and not following:
                     await feed.load(want)
                     assert not goes_back(feed)
-            row = feed.row(chance.randrange(max(1, feed.count)))
+            row = feed.line(chance.randrange(max(1, feed.count)))
             if row is not None and not following and chance.random() < 0.2:
                 await feed.show_around(row.t_ns, 20)
                 assert not goes_back(feed)
@@ -400,12 +400,12 @@ async def test_a_flood_is_asked_for_once_a_look(monkeypatch: pytest.MonkeyPatch)
         asked.clear()
         await feed.refresh(20, lambda: True)
         calls.append([after_ns is not None for after_ns in asked])
-        last = feed.row(feed.count - 1)
+        last = feed.line(feed.count - 1)
         assert last is not None
         assert last.text.startswith(b"step %d " % steps[-1])
     assert calls == [[True, False], [False], [False], [False], [True]]
-    rows = [feed.row(at) for at in range(1, feed.count)]
-    assert [row.text.split()[1] for row in rows if row and row.who][-6:] == [b"%d" % at for at in range(117, 123)]
+    rows = [feed.line(at) for at in range(1, feed.count) if feed.fold(at) is not None]
+    assert [row.text.split()[1] for row in rows if row][-6:] == [b"%d" % at for at in range(117, 123)]
 
 
 Made = Callable[[Session, Selection], MergedFeed]
@@ -423,7 +423,7 @@ NAMES = ["merged", "folded", "filtered"]
 
 def read_to_end(feed: MergedFeed) -> None:
     """Let the last rows be in view."""
-    rows = [feed.row(at) for at in range(max(0, feed.count - 40), feed.count)]
+    rows = [feed.line(at) for at in range(max(0, feed.count - 40), feed.count)]
     feed.note_read([row for row in rows if row is not None])
 
 
@@ -444,7 +444,7 @@ async def test_no_jump_makes_new_lines(tmp_path: Path, make: Made) -> None:
             feed = make(cluster.source, ALL)
             times = MergedFeed(cluster.source, ALL)
             await times.show_begin(1500)
-            row = times.row(1000)
+            row = times.line(1000)
             assert row is not None
             if is_followed:
                 await feed.refresh(20, yes)

@@ -226,7 +226,7 @@ async def test_a_record_longer_than_a_page_is_shown_whole() -> None:
     session.write(FILE, b"KeyError: 1")
     row = RankFeed(session, "n1", 0, 0, "stdout")
     await row.seek(Jump(session.files[FILE][150].t_ns), 3)
-    inner = row.row(150)
+    inner = row.line(150)
     assert inner is not None
     found = await record.fetch_record(session, inner)
     assert found.text.splitlines()[::201] == ["Traceback (most recent call last):", "KeyError: 1"]
@@ -341,7 +341,7 @@ async def test_a_time_a_record_and_a_file_of_a_job_that_is_over(tmp_path: Path) 
     async with playing("failed_4x2", (100, 30)) as (app, pilot, _):
         await press(app, pilot, "4")
         log = log_of(app)
-        row = log.feed.row(log.feed.count - 1) if log.feed is not None else None
+        row = log.feed.line(log.feed.count - 1) if log.feed is not None else None
         assert row is not None
         await answer(app, pilot, "@", values.clock_ns(row.t_ns))
         await until(app, pilot, lambda: log.pointer == row.key)

@@ -81,12 +81,12 @@ async def test_lines_of_a_node_that_is_back_move_nothing(keys: tuple[str, ...]) 
         await press(app, pilot, "4", *keys, "pageup", "pageup")
         await until(app, pilot, lambda: "without n2" in text_of(app))
         log, third = log_of(app), log_of(app).body_height // 3
-        before = log.rows_here()
+        before = [*log.lines_here().values()]
         assert {row.node for row in before} == {"n1"}
         session.hosts["n2"].state = "up"
         session.unread = set()
         await until(app, pilot, lambda: "without n2" not in text_of(app))
-        after = log.rows_here()
+        after = [*log.lines_here().values()]
         assert after[third] == before[third], "what is read stays where it is"
         assert after[third + 1].text == b"there %d" % before[third].line
         assert not log.follow

@@ -12,14 +12,15 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from remote_agent.text.names import count
+from remote_agent.wire.answers import LogKey
+from supervisor.logs.rows import LineKey, LogLine
 from supervisor.logs.selection import Selection
-from supervisor.tui.logs.row import LineKey, LogRow, level_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from remote_agent.wire.answers import LogEntry, LogWindow
-    from supervisor.logs.merge import RankStream
+    from supervisor.logs.fold import Fold
     from supervisor.logs.rows import Clocks
     from supervisor.session import Session
 
@@ -47,7 +48,7 @@ class Feed(abc.ABC):
 
     selection: Selection
     """The files and records that it shows."""
-    file: RankStream | None = None
+    file: LogKey | None = None
     """The file that it shows; None if it merges several."""
     is_folded = False
     """Equal lines of several ranks are shown once."""
@@ -88,8 +89,27 @@ class Feed(abc.ABC):
         """What has arrived below the lines that have been in view, in words; "" if nothing has."""
 
     @abc.abstractmethod
-    def row(self, index: int) -> LogRow | None:
+    def line(self, index: int) -> LogLine | None:
         """Return one line, or None while it is not loaded."""
+
+    def fold(self, index: int) -> Fold[LogLine] | None:
+        """Return the lines for which this one stands, if they are of several ranks."""
+        return None
+
+    def who(self, index: int) -> str:
+        """Return whose line it is: a rank's, or several."""
+        line = self.line(index)
+        return f"{line.node} r{line.rank}" if line is not None else ""
+
+    def stands_ns(self, index: int) -> int:
+        """Return the time that is shown for a line, by which the lines are sorted; 0 while it is not loaded."""
+        line = self.line(index)
+        return line.t_ns if line is not None else 0
+
+    def is_at(self, index: int, key: LineKey | None) -> bool:
+        """Return whether this is the line, or stands for it."""
+        line, fold = self.line(index), self.fold(index)
+        return line is not None and (line.key == key or (fold is not None and any(row.key == key for row in fold.rows)))
 
     def take_shift(self) -> int:
         """Return by how many rows the lines have moved since the last call."""
@@ -120,7 +140,7 @@ class Feed(abc.ABC):
         """Load `rows` rows around the target; return the index of the line, or of the first one at that time."""
 
     @abc.abstractmethod
-    def note_read(self, rows: Sequence[LogRow]) -> None:
+    def note_read(self, rows: Sequence[LogLine]) -> None:
         """Note which rows are in view: they are not new any more."""
 
     @abc.abstractmethod
@@ -134,7 +154,7 @@ class RankFeed(Feed):
     def __init__(self, source: Session, node: str, generation: int, rank: int, stream: str) -> None:
         self._source = source
         self.node = node
-        self.file = (generation, rank, stream)
+        self.file = LogKey(generation, rank, stream)
         # All lines of the file, also those of NCCL.
         self.selection = Selection(generation, [rank], tuple(dict.fromkeys((stream, "nccl"))), [node])
         self._ahead_ns = source.ahead_ns(node)
@@ -146,7 +166,7 @@ class RankFeed(Feed):
         self._size = -1
         self._version: object = None
         self._bytes = 0
-        self._pages: OrderedDict[int, dict[int, LogRow]] = OrderedDict()
+        self._pages: OrderedDict[int, dict[int, LogLine]] = OrderedDict()
 
     @property
     def count(self) -> int:
@@ -171,10 +191,10 @@ class RankFeed(Feed):
         """Return the index of a line."""
         return max(0, key[3] - self._first)
 
-    def row(self, index: int) -> LogRow | None:
+    def line(self, index: int) -> LogLine | None:
         return self._row(index + self._first)
 
-    def _row(self, line: int) -> LogRow | None:
+    def _row(self, line: int) -> LogLine | None:
         return self._pages.get(line // PAGE, {}).get(line)
 
     def missing(self, first: int, last: int, *, ahead: bool = False) -> int | None:
@@ -201,7 +221,7 @@ class RankFeed(Feed):
             # The file was rewritten.
             self._read = 0
 
-    def note_read(self, rows: Sequence[LogRow]) -> None:
+    def note_read(self, rows: Sequence[LogLine]) -> None:
         if self._read is not None:
             self._read = max(self._read, rows[-1].line + 1)
 
@@ -246,10 +266,8 @@ class RankFeed(Feed):
         self._forget(number)
         page = self._pages.setdefault(number // PAGE, {})
         self._pages.move_to_end(number // PAGE)
-        t_ns, level = (entry.get("t_ns") or 0) - self._ahead_ns, level_of(entry.get("level"))
-        generation, rank, stream = self.file or (0, 0, "")
-        cut = entry.get("cut", 0)
-        page[number] = LogRow(self.node, generation, rank, stream, number, t_ns, level, raw, cut=cut)
+        t_ns, more = (entry.get("t_ns") or 0) - self._ahead_ns, (entry.get("level"), raw, entry.get("cut", 0))
+        page[number] = LogLine(self.node, *(self.file or (0, 0, "")), number, entry["offset"], t_ns, *more)
         self._bytes += len(raw)
 
     def _forget(self, number: int) -> None:

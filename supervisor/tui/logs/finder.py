@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from remote_agent.text.patterns import compile_pattern, ignores_case
 from remote_agent.wire import Problem, WireError
 from supervisor.errors import SupervisorError, Unreachable
-from supervisor.logs.rows import Clocks
-from supervisor.tui.logs.row import LineKey
+from supervisor.logs.rows import Clocks, LineKey
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -126,7 +125,7 @@ class Finder:
         """Add a hit if its stream is shown and it is new; the current hit stays the current one."""
         if self._only not in (None, row.stream):
             return False
-        hit = row.t_ns, (row.generation, row.rank, row.stream, row.line)
+        hit = row.t_ns, row.key
         if hit[1] in self._keys:
             return False
         self._keys.add(hit[1])

@@ -7,7 +7,6 @@ In: the rows of a merged feed. Out: the rows of the first rank of each fold, wit
 
 from __future__ import annotations
 
-import dataclasses
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -20,10 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from supervisor.logs.merge import Page
-    from supervisor.logs.rows import Clocks
+    from supervisor.logs.rows import Clocks, LineKey, LogLine
     from supervisor.logs.selection import Selection
     from supervisor.session import Session
-    from supervisor.tui.logs.row import LineKey, LogRow
 
 # One request has this many rows: hundreds of them may be one line on the screen.
 FOLD_PAGE: Final = 4096
@@ -32,7 +30,7 @@ FOLD_PAGE: Final = 4096
 class _Block(NamedTuple):
     """A fold on the screen."""
 
-    fold: Fold[LogRow]
+    fold: Fold[LogLine]
     who: str
 
     @property
@@ -41,12 +39,12 @@ class _Block(NamedTuple):
         return len(self.fold.first_rows)
 
 
-def _blocks(rows: Iterable[LogRow]) -> list[_Block]:
-    folder: Folder[LogRow] = Folder()
+def _blocks(rows: Iterable[LogLine]) -> list[_Block]:
+    folder: Folder[LogLine] = Folder()
     return [_block(fold) for fold in [*folder.feed(rows), *folder.rest()]]
 
 
-def _block(fold: Fold[LogRow]) -> _Block:
+def _block(fold: Fold[LogLine]) -> _Block:
     if len(fold.records) == 1:
         return _Block(fold, "")
     return _Block(fold, f"[{ranges(fold.ranks)}]{'~' if fold.differs else ''}")
@@ -74,17 +72,30 @@ class FoldedFeed(MergedFeed):
         """The loaded lines, and one more for those before them."""
         return len(self._lines) + self._offset
 
-    def row(self, index: int) -> LogRow | None:
-        """Return one line, or None for the placeholder of older ones."""
+    def _at(self, index: int) -> tuple[_Block, int] | None:
+        """Return the block of a line, and the number of its row; None for the placeholder of older ones."""
         index -= self._offset
-        if not 0 <= index < len(self._lines):
-            return None
-        block, at = self._lines[index]
-        row = self._rows[block.fold.first_rows[at].key]
-        if row.t_ns != block.fold.t_ns:
-            # Its position is that of the first line of its record.
-            row = dataclasses.replace(row, stands_ns=block.fold.t_ns)
-        return dataclasses.replace(row, who=block.who, fold=block.fold) if block.who else row
+        return self._lines[index] if 0 <= index < len(self._lines) else None
+
+    def line(self, index: int) -> LogLine | None:
+        """Return one line, or None for the placeholder of older ones."""
+        here = self._at(index)
+        return None if here is None else self._rows[here[0].fold.first_rows[here[1]].key]
+
+    def fold(self, index: int) -> Fold[LogLine] | None:
+        """Return the lines for which this one stands, if they are of several ranks."""
+        here = self._at(index)
+        return here[0].fold if here is not None and here[0].who else None
+
+    def who(self, index: int) -> str:
+        """Return whose line it is: a rank's, or several."""
+        here = self._at(index)
+        return (here[0].who if here is not None else "") or super().who(index)
+
+    def stands_ns(self, index: int) -> int:
+        """Return the time of the first line of its record, by which it is sorted."""
+        here = self._at(index)
+        return here[0].fold.t_ns if here is not None else 0
 
     def index_of(self, key: LineKey) -> int | None:
         """Return the index of the line that shows this one, or None."""
@@ -148,7 +159,7 @@ class FoldedFeed(MergedFeed):
         self._show(older + (self._left() if len(self._order) < len(here) + len(fresh) else self._blocks))
         self.shifted = shifted + _height(older) + self._offset - offset
 
-    def _append(self, rows: list[LogRow]) -> None:
+    def _append(self, rows: list[LogLine]) -> None:
         if not rows:
             return
         shifted, offset, count = self.shifted, self._offset, len(self._order)
@@ -178,7 +189,7 @@ class FoldedFeed(MergedFeed):
             if records == block.fold.records and block.fold.t_ns >= least_ns:
                 left.append(block)
             elif records:
-                fold: Fold[LogRow] = Fold(block.fold.key, max(block.fold.t_ns, least_ns))
+                fold: Fold[LogLine] = Fold(block.fold.key, max(block.fold.t_ns, least_ns))
                 fold.records, fold.differs = records, block.fold.differs
                 left.append(_block(fold))
         return left

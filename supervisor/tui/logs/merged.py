@@ -8,19 +8,16 @@ With a filter, pages may be empty; the feed then uses the times between which th
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from supervisor.logs.rows import Clocks
+from supervisor.logs.rows import Clocks, LineKey, LogLine
 from supervisor.tui.logs.feeds import BYTES_KEPT, LEAST_KEPT, PAGE, Feed, Jump
-from supervisor.tui.logs.row import LineKey, LogRow, taken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from supervisor.logs.merge import Page
-    from supervisor.logs.rows import LogLine
     from supervisor.logs.selection import Selection
     from supervisor.session import Session
 
@@ -51,7 +48,7 @@ class MergedFeed(Feed):
         """Nodes that did not answer the last request for the end."""
         self._searched: tuple[int, Clocks] | None = None
         """The time up to which new lines were searched with a filter, and by which clocks."""
-        self._rows: dict[LineKey, LogRow] = {}
+        self._rows: dict[LineKey, LogLine] = {}
         self._order: list[LineKey] = []
         self._bytes = 0
         self._at_start = False
@@ -71,7 +68,7 @@ class MergedFeed(Feed):
     def _offset(self) -> int:
         return int(not self._at_start and self.clocks is not None)
 
-    def row(self, index: int) -> LogRow | None:
+    def line(self, index: int) -> LogLine | None:
         """Return one line, or None for the placeholder of older ones."""
         index -= self._offset
         return self._rows[self._order[index]] if 0 <= index < len(self._order) else None
@@ -129,9 +126,9 @@ class MergedFeed(Feed):
         """Whether lines have arrived below those that have been in view, in words."""
         return "new lines below" if self._has_new_lines else ""
 
-    def note_read(self, rows: Sequence[LogRow]) -> None:
+    def note_read(self, rows: Sequence[LogLine]) -> None:
         """Note which rows are in view; at the end of the log nothing is new any more."""
-        if not self.detached and self.row(self.count - 1) == rows[-1]:
+        if not self.detached and self.line(self.count - 1) == rows[-1]:
             self._has_new_lines, self._read_ns = False, self._edge(-1)
 
     def forget_new_lines(self) -> None:
@@ -206,7 +203,7 @@ class MergedFeed(Feed):
         index = self.index_of(key) if key is not None else None
         if index is not None:
             return index
-        later = (at for at in range(self.count) if (row := self.row(at)) is not None and row.t_ns >= t_ns)
+        later = (at for at in range(self.count) if (row := self.line(at)) is not None and row.t_ns >= t_ns)
         return next(later, max(0, self.count - 1))
 
     async def show_begin(self, rows: int) -> None:
@@ -290,16 +287,15 @@ class MergedFeed(Feed):
     def _edge(self, number: int) -> int:
         return self._rows[self._order[number]].t_ns
 
-    def _update(self, rows: Iterable[LogLine], *, all_times: bool = False) -> list[LogRow]:
+    def _update(self, rows: Iterable[LogLine], *, all_times: bool = False) -> list[LogLine]:
         """Update loaded rows that have changed, such as a line that is complete now; return the others.
 
         Rows from before the loaded range, as pages with rare rows or without a node have them, are loaded later.
         """
-        fresh: list[LogRow] = []
+        fresh: list[LogLine] = []
         is_any = all_times or self._at_start or not (self._order or self.selection.filter)
         start_ns = 0 if is_any else self._begin_ns()
-        for each in rows:
-            row = taken(each)
+        for row in rows:
             old = self._rows.get(row.key)
             if old is None:
                 if row.t_ns >= start_ns:
@@ -307,14 +303,14 @@ class MergedFeed(Feed):
             elif row.t_ns > old.t_ns + ANEW_NS:
                 fresh.append(row)
             elif old.text != row.text:
-                self._rows[row.key] = dataclasses.replace(old, level=row.level, text=row.text)
+                self._rows[row.key] = row._replace(t_ns=old.t_ns)
                 self._bytes += len(row.text) - len(old.text)
         return fresh
 
     def _note_absent(self, page: Page) -> None:
         self.absent = tuple(sorted({*self.absent, *page.absent}))
 
-    def _hold(self, rows: Iterable[LogRow]) -> None:
+    def _hold(self, rows: Iterable[LogLine]) -> None:
         for row in rows:
             self._rows[row.key] = row
             self._bytes += len(row.text)
@@ -334,7 +330,7 @@ class MergedFeed(Feed):
                 return number
         return len(self._order)
 
-    def _append(self, rows: list[LogRow]) -> None:
+    def _append(self, rows: list[LogLine]) -> None:
         again = {row.key for row in rows if row.key in self._rows}
         if again:
             self._drop(again)
@@ -358,9 +354,8 @@ class MergedFeed(Feed):
 
     def _replace(self, page: Page, *, at_start: bool | None = None) -> None:
         """Replace the loaded rows; at_start: they begin with the first row of all; None: they are the newest."""
-        rows = [taken(row) for row in page.rows]
         self._rows, self._bytes = {}, 0
-        self._hold(rows)
+        self._hold(page.rows)
         self._order = list(self._rows)
         self._at_start = not page.more if at_start is None else at_start
         self.detached, self._is_far = page.more if at_start is not None else False, False

@@ -18,9 +18,8 @@ from supervisor.tui.logs.feeds import Jump
 from supervisor.tui.widgets.lines import LineView
 
 if TYPE_CHECKING:
-    from supervisor.logs.rows import Clocks
+    from supervisor.logs.rows import Clocks, LineKey, LogLine
     from supervisor.tui.logs.feeds import Feed
-    from supervisor.tui.logs.row import LineKey, LogRow
     from supervisor.tui.rows.spans import Row
 
 Place = tuple[int, int]
@@ -202,7 +201,7 @@ class FeedView(WrappedView):
         """Whether the target of a jump is not loaded yet."""
         if self._jump is not None:
             return True
-        return not self.follow and self.feed is not None and self.feed.count > 0 and not self.rows_here()
+        return not self.follow and self.feed is not None and self.feed.count > 0 and not self.lines_here()
 
     def jump_to_key(self, t_ns: int, key: LineKey | None, clocks: Clocks | None = None) -> None:
         """Show a line, or the first line at a time by these clock offsets, and load the lines around it."""
@@ -231,7 +230,7 @@ class FeedView(WrappedView):
         up = -(self.body_height // 3)
         self.show_from(self.moved((goal, 0), up) if self.wrap else (goal + up, 0))
         # The height of the wrapped lines above it is known once they are loaded.
-        is_sure = not self.wrap or all(feed.row(line) is not None for line in range(self.top, goal))
+        is_sure = not self.wrap or all(feed.line(index) is not None for index in range(self.top, goal))
         self._goal = None if is_sure else goal
 
     def line_count(self) -> int:
@@ -239,11 +238,15 @@ class FeedView(WrappedView):
         count = self.feed.count if self.feed is not None else 0
         return max(count, 1)
 
-    def rows_here(self) -> list[LogRow]:
-        """Return the loaded lines in view."""
+    def lines_here(self) -> dict[int, LogLine]:
+        """Return the loaded lines in view, by index."""
         feed = self.feed
-        rows = (feed.row(line) for line in dict.fromkeys(line for line, _ in self.places())) if feed is not None else ()
-        return [row for row in rows if row is not None]
+        here = dict.fromkeys(index for index, _ in self.places()) if feed is not None else ()
+        return {index: line for index in here if feed is not None and (line := feed.line(index)) is not None}
+
+    def points_at(self, index: int) -> bool:
+        """Return whether the pointer is at a line."""
+        return self.pointer is not None and self.feed is not None and self.feed.is_at(index, self.pointer)
 
     def _extent(self) -> tuple[int, int, int]:
         # Of a merged log that is not loaded as a whole, nobody knows how many lines it has: it has no scroll bar.
@@ -252,9 +255,9 @@ class FeedView(WrappedView):
     # --- moving
 
     def _note_read(self) -> None:
-        rows = self.rows_here()
-        if self.feed is not None and rows:
-            self.feed.note_read(rows)
+        here = [*self.lines_here().values()]
+        if self.feed is not None and here:
+            self.feed.note_read(here)
 
     def scroll_lines(self, delta: int) -> None:
         """Scroll; scrolling up stops following."""
@@ -361,10 +364,10 @@ class FeedView(WrappedView):
     async def _complete(self, feed: Feed) -> None:
         """Load the lines in view again when a node whose lines are missing is back; the position stays."""
         places, top, end_moves = self.places(), self.top, self.end_moves
-        row = feed.row(places[min(self.body_height // 3, len(places) - 1)][0]) if places else None
-        if self.follow or row is None or not feed.has_returned_node:
+        line = feed.line(places[min(self.body_height // 3, len(places) - 1)][0]) if places else None
+        if self.follow or line is None or not feed.has_returned_node:
             return
-        goal = await feed.seek(Jump(row.t_ns, row.key, clocks=feed.clocks), self.body_height)
+        goal = await feed.seek(Jump(line.t_ns, line.key, clocks=feed.clocks), self.body_height)
         if feed is self.feed and end_moves == self.end_moves and self._jump is None:
             # The reader may have scrolled meanwhile; the goal includes rows inserted above.
             feed.take_shift()
@@ -378,13 +381,13 @@ class FeedView(WrappedView):
             return False
         self._jump = None
         self._arrived(feed)
-        self._goal, row = goal, feed.row(goal)
-        if row is not None:
-            is_wanted = row.is_at(jump.key)
+        self._goal, line = goal, feed.line(goal)
+        if line is not None:
+            is_wanted = feed.is_at(goal, jump.key)
             if is_wanted or jump.key is None:
                 self.wanted = None
             if jump.t_ns and not is_wanted:
-                self.pointer = row.key
+                self.pointer = line.key
         self._arrived(feed)
         return True
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from remote_agent.wire import Answer
+    from supervisor.logs.rows import LogLine
     from supervisor.session import Session
-    from supervisor.tui.logs.row import LogRow
     from supervisor.tui.rows.spans import Row
 
 # A record is awaited this long, seconds.
@@ -61,7 +61,7 @@ def _extent(lines: Sequence[RecordLine], at: int) -> tuple[int, int]:
     return max(begin for begin in begins if begin <= at), min((b for b in begins if b > at), default=len(lines))
 
 
-async def fetch_record(source: Session, row: LogRow) -> RecordDetail:
+async def fetch_record(source: Session, row: LogLine) -> RecordDetail:
     """Return the record of a line; raises SupervisorError and the errors of a broken link."""
     place = {"generation": row.generation, "rank": row.rank, "stream": row.stream}
     ahead_ns = source.ahead_ns(row.node)
@@ -99,7 +99,7 @@ def _lines(answer: Answer, ahead_ns: int) -> list[RecordLine]:
     ]
 
 
-def _alone(row: LogRow) -> RecordDetail:
+def _alone(row: LogLine) -> RecordDetail:
     """Return a record of this line only, until the others are loaded."""
     return RecordDetail(
         [f"line {row.line + 1:,} of {_file(row)}", f"arrived {values.date_ns(row.t_ns, millis=True)}"],
@@ -107,7 +107,7 @@ def _alone(row: LogRow) -> RecordDetail:
     )
 
 
-def _facts(job: str, row: LogRow, lines: Sequence[RecordLine]) -> list[str]:
+def _facts(job: str, row: LogLine, lines: Sequence[RecordLine]) -> list[str]:
     """Return file, lines and times of a record, and how to get what is not loaded."""
     first, last = lines[0], lines[-1]
     numbers = f"line {first.line + 1:,}" if first is last else f"lines {first.line + 1:,} to {last.line + 1:,}"
@@ -124,14 +124,14 @@ def _facts(job: str, row: LogRow, lines: Sequence[RecordLine]) -> list[str]:
     return facts
 
 
-def _file(row: LogRow) -> str:
+def _file(row: LogLine) -> str:
     return f"generation_{row.generation}/rank_{row.rank}/{row.stream}.log on {row.node}"
 
 
 class RecordDialog(TextDialog):
     """Facts about a record, and its text."""
 
-    def __init__(self, source: Session, row: LogRow) -> None:
+    def __init__(self, source: Session, row: LogLine) -> None:
         record = _alone(row)
         super().__init__(f"{row.node} rank {row.rank}  {row.stream} line {row.line + 1}", record.text)
         self._facts = record.facts

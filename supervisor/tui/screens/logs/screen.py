@@ -108,8 +108,8 @@ class LogsScreen(LiveScreen):
 
     def copied_text(self) -> str:
         """Return the line that is read, in full."""
-        row = self.shown.row_read()
-        return ansi.plain(row.text) if row is not None else ""
+        read = self.shown.line_read()
+        return ansi.plain(read[1].text) if read is not None else ""
 
     def _opened(self) -> None:
         self.search.end()
@@ -164,13 +164,17 @@ class LogsScreen(LiveScreen):
 
     def action_detail(self) -> None:
         """Show the whole record of the line that is read."""
-        row = self.shown.row_read()
-        if row is not None and row.fold is not None:
-            lines = (f"{each.node} r{each.rank}  {ansi.plain(each.text)}" for each in row.fold.rows)
-            title = f"{count(len(row.fold.records), 'rank')} alike  {values.clock_ns(row.t_ns)}"
+        read, feed = self.shown.line_read(), self.view.feed
+        if read is None or feed is None:
+            return
+        index, line = read
+        fold = feed.fold(index)
+        if fold is not None:
+            lines = (f"{each.node} r{each.rank}  {ansi.plain(each.text)}" for each in fold.rows)
+            title = f"{count(len(fold.records), 'rank')} alike  {values.clock_ns(line.t_ns)}"
             self.shell.push_screen(TextDialog(title, "\n".join(lines)))
-        elif row is not None:
-            self.shell.push_screen(RecordDialog(self.shell.source, row))
+        else:
+            self.shell.push_screen(RecordDialog(self.shell.source, line))
 
     def action_filter(self) -> None:
         """Switch the filter off, or on again."""

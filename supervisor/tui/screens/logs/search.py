@@ -192,9 +192,10 @@ class LogSearch:
         """Take the steps that were typed, as far as their start and their hit are known."""
         view, finder = self._view, self.finder
         while self._steps and self._end_moves == view.end_moves and finder is not None:
-            row = None if view.follow else self._shown.row_read()
-            is_here = not view.moved_since_jump or (row is not None and row.is_at(view.pointer))
-            place, pointer = (row.t_ns, row.key) if row is not None else None, view.pointer if is_here else None
+            read = None if view.follow else self._shown.line_read()
+            is_here = not view.moved_since_jump or (read is not None and view.points_at(read[0]))
+            place = (read[1].t_ns, read[1].key) if read is not None else None
+            pointer = view.pointer if is_here else None
             if view.is_jumping and not finder.is_at(pointer):
                 return
             hit = finder.step(self._steps[0], place, pointer)
@@ -212,7 +213,7 @@ class LogSearch:
         self._ask.ask("go to", TIME_HINT, self._go_to_time)
 
     def _go_to_time(self, text: str) -> str:
-        read_ns, now_s = self._shown.line_read()[0], times.now()
+        read_ns, now_s = self._shown.place_read()[0], times.now()
         try:
             t_ns = read_time(text, read_ns if 0 < read_ns < LATEST_NS else int(now_s * 1e9), now_s)
         except (ValueError, OverflowError) as error:

@@ -19,7 +19,7 @@ from supervisor.tui.widgets.virtual_log import position
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from supervisor.tui.logs.row import LineKey, LogRow
+    from supervisor.logs.rows import LineKey, LogLine
     from supervisor.tui.model import JobView
     from supervisor.tui.rows.incident import LogPlace
     from supervisor.tui.rows.spans import Row
@@ -111,7 +111,7 @@ class ShownLog:
                 self._open()
 
     def _open_at_line(self) -> None:
-        line = None if self.view.follow else self.line_read()
+        line = None if self.view.follow else self.place_read()
         self._open()
         if line is not None:
             self.view.jump_to_key(*line)
@@ -201,15 +201,19 @@ class ShownLog:
 
     # --- the line that is read
 
-    def row_read(self) -> LogRow | None:
-        """Return the line to which a jump led; otherwise the last line while following, or the first one in view."""
-        rows = self.view.rows_here()
-        other = (rows[-1] if self.view.follow else rows[0]) if rows else None
-        return next((row for row in rows if row.is_at(self.view.pointer)), other)
+    def line_read(self) -> tuple[int, LogLine] | None:
+        """Return the line to which a jump led; otherwise the last line while following, or the first one in view.
 
-    def line_read(self) -> tuple[int, LineKey | None]:
+        With its index.
+        """
+        here = [*self.view.lines_here().items()]
+        other = (here[-1] if self.view.follow else here[0]) if here else None
+        return next((one for one in here if self.view.points_at(one[0])), other)
+
+    def place_read(self) -> tuple[int, LineKey | None]:
         """Return time and key of the line that is read, or of a jump's line in whose place its neighbour is shown."""
-        row, wanted = self.row_read(), self.view.wanted
-        if row is None:
+        read, wanted = self.line_read(), self.view.wanted
+        if read is None:
             return wanted or (LATEST_NS, None)
-        return wanted if wanted is not None and row.is_at(self.view.pointer) else (row.t_ns, row.key)
+        index, line = read
+        return wanted if wanted is not None and self.view.points_at(index) else (line.t_ns, line.key)
