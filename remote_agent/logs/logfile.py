@@ -136,11 +136,6 @@ class LogFile:
         return self.index.scanned >= self._preexisting
 
     @property
-    def version(self) -> str:
-        """A text that changes when the file is replaced or truncated."""
-        return f"{self._inode}.{self.epoch}"
-
-    @property
     def is_external(self) -> bool:
         """True for a file outside the job's directory, to which the user's NCCL_DEBUG_FILE points: it is only read."""
         return self.key.stream == "nccl" and self.path.is_symlink()
@@ -279,28 +274,6 @@ class LogFile:
         raw = self.pread(row.offset, size)
         # The file may have been rewritten meanwhile.
         return row if b"\n" in raw else row._replace(text=raw)
-
-    def last_lines(self, count: int, limit: int) -> list[Row]:
-        """Return the last rows without the index, numbered from the end (-1 is the last); limit: bytes read."""
-        end = self.size
-        data = b""
-        while end - len(data) > 0 and len(data) < limit and data.count(b"\n") <= count:
-            step = min(CLIP, end - len(data))
-            piece = self.pread(end - len(data) - step, step)
-            if len(piece) < step:
-                break
-            data = piece + data
-        offset = end - len(data)
-        lines = data.split(b"\n")
-        if not lines[-1]:
-            lines.pop()
-        rows: list[Row] = []
-        for number, raw in enumerate(lines, -len(lines)):
-            text = visible(raw)
-            rows.append(Row(number, offset, offset + len(raw), self._mtime_ns, True, text))
-            offset += len(raw) + 1
-        # The first row may lack its beginning.
-        return rows[-count:] if len(rows) > count or end == len(data) else rows[1:] or rows
 
     def _take(self, data: bytes, now_ns: int) -> None:
         scanned = self.index.scanned

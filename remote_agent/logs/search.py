@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from remote_agent.logs.index import after_newlines
 from remote_agent.logs.logfile import SLICE
+from remote_agent.logs.merge import entry_of
 from remote_agent.logs.records import Record, is_kept
-from remote_agent.logs.slices import TimeSlice
-from remote_agent.logs.window import entry_of, index_until
+from remote_agent.logs.slices import TimeSlice, index_until
 from remote_agent.text.levels import level_of
 from remote_agent.text.patterns import LINE_S, TooLong, within
 from remote_agent.text.rows import CLIP, Row, visible, without_escapes
@@ -192,7 +192,7 @@ async def search(files: list[LogFile], query: Query) -> AsyncGenerator[Answer, N
     batch, time_slice, tally, begun_ns = Batch(), TimeSlice(), _Tally(), time.time_ns()
     hits = 0
     for file in files:
-        await index_until(file, None, _INDEX_WAIT_S)
+        await index_until(file, _INDEX_WAIT_S)
         for row in _rows(file, query, tally, query.first_line(file)):
             await time_slice.pause_if_over()
             if batch.is_due():

@@ -1,6 +1,6 @@
 """The logs of one job on this node: the answers to all log requests.
 
-In: the job's directory, requests. Out: lists, bytes, windows, pages, streams; progress of ranks.
+In: the job's directory, requests. Out: lists, bytes, pages, streams; progress of ranks.
 
 Ranks write directly into the files; this module only reads. **No request blocks the event loop for more than about
 20 ms.**
@@ -21,9 +21,8 @@ from remote_agent.logs.index import BYTES_PER_BLOCK
 from remote_agent.logs.merge import merged
 from remote_agent.logs.progress import Reports
 from remote_agent.logs.records import Forwards
-from remote_agent.logs.slices import Bell, TimeSlice
+from remote_agent.logs.slices import Bell, TimeSlice, index_until
 from remote_agent.logs.watch import LogWatch, adopt
-from remote_agent.logs.window import index_until, window
 from remote_agent.text.patterns import compile_pattern
 from remote_agent.wire import Answer, Problem
 from remote_agent.wire.answers import LogKey
@@ -132,7 +131,7 @@ class LogStore:
         await self._rescan()
         files = []
         for file in self._catalogue.select(None, None, None):
-            await index_until(file, None, 0.0)
+            await index_until(file, 0.0)
             generation, rank, stream = file.key
             known = not file.behind
             files.append(
@@ -168,22 +167,10 @@ class LogStore:
         file = next((one for one in self._catalogue.by_folder.get(path.parent, ()) if one.path == path), None)
         if file is None:
             return 0
-        await index_until(file, None, INDEX_WAIT_S)
+        await index_until(file, INDEX_WAIT_S)
         at = file.index.block(file.index.block_at(max(0, file.size - count))).offset if len(file.index) else 0
         # Readers take a smaller hole for bytes that the rank has written.
         return max(file.dropped, at if at >= BYTES_PER_BLOCK else 0)
-
-    async def window(
-        self, generation: int, rank: int, stream: str, line: int, count: int, at_ns: int | None = None
-    ) -> Answer:
-        """Answer log_window: rows from a line on (negative: from the end); complete: the file is indexed to its end.
-
-        at_ns: `line` counts from the first line that arrived then or later, else from the last; `at` is its number.
-
-        While the file is not complete, rows from the end have negative numbers. version: changes when the file is
-        replaced or truncated. Raises Problem.
-        """
-        return await window(await self._find(generation, rank, stream), line, count, at_ns)
 
     async def merged(
         self,
@@ -261,6 +248,7 @@ class LogStore:
         past: bool = False,
         whole: bool = False,
         exact: bool = False,
+        count: int | None = None,
     ) -> AsyncGenerator[Answer, None]:
         """Answer log_rows: rows by time until the job, or the one generation asked for, is over; raises Problem.
 
@@ -269,7 +257,7 @@ class LogStore:
         continue with; an answer names with `after` how far a reader has come when all that was there has been given.
         since_ns: only what came then or later. apart: how many lines were left out because they are of a stream that
         was not asked for. past: end with what is there; whole: without unfinished lines and records.
-        exact: all bytes of each line, also those that a terminal overwrites.
+        exact: all bytes of each line, also those that a terminal overwrites. count: with `past`, only the first rows.
         """
         lines = selection.check_lines(streams, level)
         records = selection.check_lines(streams, **(shown or {}))
@@ -290,7 +278,8 @@ class LogStore:
             return Forwards(file, file.index.time_of(line), records, stop)
 
         view, _ = self._view(generation, ranks, selection.streams_to_read(streams), first, known)
-        items = following.follow_rows(view, begin, open_source, is_past=past, is_whole=whole, is_exact=exact)
+        how = {"is_past": past, "is_whole": whole, "is_exact": exact}
+        items = following.follow_rows(view, begin, open_source, **how, count=count)
         try:
             async for item in items:
                 yield item

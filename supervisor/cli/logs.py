@@ -38,7 +38,7 @@ from supervisor.cli.output import Writer
 from supervisor.cli.whole_lines import WholeLines, patiently, printed, whole_line, write_folded
 from supervisor.errors import RequestFailed, UsageError
 from supervisor.logs import files as log_files
-from supervisor.logs import merge
+from supervisor.logs import pages
 from supervisor.logs.files import READ_DEADLINE, Asking
 from supervisor.logs.live import RowReader
 from supervisor.logs.rows import Clocks, now_ns
@@ -242,7 +242,7 @@ async def _since(
     left, before_ns, clocks = options.tail, None, None
     while True:
         count = min(MAX_ROWS, left)
-        page = await merge.merged(session, selection, count, before_ns=before_ns, clocks=clocks)
+        page = await pages.merged(session, selection, count, before_ns=before_ns, clocks=clocks)
         clocks, left = page.clocks, left - len(page.rows)
         before_ns = page.since_ns
         if left <= 0 or not page.more:

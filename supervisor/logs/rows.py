@@ -86,7 +86,7 @@ class Clocks:
         return None if t_ns is None else t_ns + self.ahead_ns(node)
 
     def rows(self, node: str, answer: Answer) -> list[LogLine]:
-        """Return the rows of a log_merged or log_search answer, with their texts."""
+        """Return the rows of a log_merged, log_rows or log_search answer, with their texts."""
         page: LogPage = answer.data
         entries = page.get("rows")
         if not entries:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from remote_agent.text.rows import NCCL_MARK, stream_of
+from remote_agent.wire.answers import LogKey
 from remote_agent.wire.documents import STREAMS
 
 LEVELS: Final = ("", "warn", "error")
@@ -46,6 +47,15 @@ class Selection:
     """Streams of lines: a line of NCCL belongs to nccl in any file. For `live.follow`: streams of files."""
     nodes: list[str] | None = None
     filter: RecordFilter = ALL
+
+    @property
+    def file(self) -> LogKey | None:
+        """The one file that has all these lines; None if they may be in several, or are only some of its records."""
+        if not isinstance(self.generation, int) or self.ranks is None or self.filter:
+            return None
+        # Lines of NCCL may be in any file.
+        is_one = len(self.ranks) == len(self.streams) == 1 and self.streams != ("nccl",)
+        return LogKey(self.generation, self.ranks[0], self.streams[0]) if is_one else None
 
     def args(self) -> dict[str, object]:
         """Return the files as arguments of a log request."""

@@ -25,7 +25,7 @@ from supervisor.tui import keys, preferences, terminal, themes
 from supervisor.tui.dialogs.actions import ActionDialogs
 from supervisor.tui.dialogs.base import Dialog
 from supervisor.tui.dialogs.question import QuestionDialog
-from supervisor.tui.logs.feeds import BOTH
+from supervisor.tui.logs.feed import BOTH
 from supervisor.tui.looks import Glyphs
 from supervisor.tui.model import JobView, take
 from supervisor.tui.rows.spans import clean

@@ -23,7 +23,7 @@ from supervisor import ssh
 from supervisor.errors import RequestFailed
 from supervisor.link import host_link
 from supervisor.logs.live import RowReader
-from supervisor.logs.merge import merged
+from supervisor.logs.pages import merged
 from supervisor.logs.selection import Selection
 from supervisor.session import Session
 from supervisor.ssh import HostError, MalformedAnswer
@@ -153,7 +153,7 @@ async def test_a_node_answers_another_one_only_what_changes_nothing(tmp_path: Pa
                 with pytest.raises(CallFailed, match="n2 does not answer"):
                     await other.call("look", {"op": op, "args": {}})
         with pytest.raises(CallFailed) as own:
-            await relayed.call("log_window", {"generation": 0, "rank": 9, "stream": "stdout", "line": 0, "count": 1})
+            await relayed.call("log_read", {"generation": 0, "rank": 9, "stream": "stdout", "offset": 0, "length": 1})
         assert own.value.kind == "no_log"
         assert len(two.context.peers.members) == 2
 

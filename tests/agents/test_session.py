@@ -25,8 +25,9 @@ from supervisor.launch.certificates import make_authority
 from supervisor.launch.specs import UpOptions, make_plan
 from supervisor.link import hub as hub_module
 from supervisor.logs import live as follow_module
+from supervisor.logs.files import ask
 from supervisor.logs.live import RowReader
-from supervisor.logs.merge import merged
+from supervisor.logs.pages import merged
 from supervisor.logs.selection import Selection
 from supervisor.session import Session
 from supervisor.ssh import HostError, NodeLink
@@ -219,8 +220,8 @@ async def test_restart_remove_add_and_stop(tmp_path: Path) -> None:
                 # As if another supervisor had started it.
                 link.learn({"build": "0" * 64, "version": "0.0.9"})
                 with pytest.raises(RequestFailed, match=r"started by another supervisor \(0\.0\.9\): log_merged: Type"):
-                    await other.log("n1", "log_merged", {"count": "many"})
-                assert (await other.log("n1", "log_merged", {"count": 1, "of_tomorrow": 1})).data["rows"]
+                    await ask(other, "n1", "log_merged", {"count": "many"})
+                assert (await ask(other, "n1", "log_merged", {"count": 1, "of_tomorrow": 1})).data["rows"]
             await session.request("stop", kill=False)
             await until(session, lambda: session.ended)
             assert session.state == "stopped"

@@ -12,7 +12,7 @@ import pytest
 from supervisor.cli import main
 from supervisor.logs.files import files, read_raw
 from supervisor.logs.live import RowReader
-from supervisor.logs.merge import merged
+from supervisor.logs.pages import merged
 from supervisor.logs.rows import LogLine, clock_error_ms
 from supervisor.logs.selection import RecordFilter, Selection
 from supervisor.session import Session

@@ -24,7 +24,7 @@ from supervisor.inventory import Host
 from supervisor.link.host_link import OPEN, HostLink
 from supervisor.link.jobs import choose_job, group_jobs
 from supervisor.logs.live import RowReader
-from supervisor.logs.merge import part_of
+from supervisor.logs.pages import part_of
 from supervisor.logs.selection import Selection
 from supervisor.nccl import to_fabric
 from supervisor.preflight import oddities
@@ -174,11 +174,8 @@ def test_rows_are_as_many_as_texts_and_have_numbers_that_exist() -> None:
             for other in others:
                 with pytest.raises(MalformedAnswer, match="rows"):
                     read_answer("n2", op, Answer({"rows": [{**ROW, key: other}]}, b"a"))
-    window = {"line": 5, "at": None, "first_line": 0, "total_lines": 6, "size": 90, "complete": True, "version": "1"}
-    assert read_answer("n2", "log_window", Answer({**window, "rows": [ROW]}, b"a")).data["first_line"] == 0
-    for key in window:
-        with pytest.raises(MalformedAnswer, match=key):
-            read_answer("n2", "log_window", Answer({**window, "rows": [ROW], key: []}, b"a"))
+        with pytest.raises(MalformedAnswer, match="lines"):
+            read_answer("n2", op, Answer({"lines": -1}))
     for data in ({}, {"offset": 3}, {"generation": 0, "rank": 0, "stream": "stdout", "offset": "3"}):
         with pytest.raises(MalformedAnswer):
             read_answer("n2", "log_follow", Answer(data, b"text"))

@@ -128,23 +128,25 @@ def test_index_and_rows_agree_with_the_whole_file(data: bytes, cuts: list[float]
 
 
 @examples(60)
-@given(TEXTS, CUTS, st.integers(-5, 300), st.integers(0, 300))
-def test_window_agrees_with_the_whole_file(data: bytes, cuts: list[float], line: int, count: int) -> None:
+@given(TEXTS, CUTS, st.integers(0, 300), st.integers(1, 300))
+def test_rows_from_a_line_on_agree_with_the_whole_file(data: bytes, cuts: list[float], line: int, count: int) -> None:
     async def check(job: Job) -> None:
         store = LogStore(job.root, live=True)
         await store.start()
         try:
             for piece in split(data, cuts):
                 job.append(piece)
-                await store.window(0, 0, "stdout", 0, 1)
-            answer = await store.window(0, 0, "stdout", line, count)
+                await store.read(0, 0, "stdout", 0, 1)
             lines = [naive_text(each) for each in naive_lines(data)]
-            first = max(0, len(lines) + line) if line < 0 else line
-            assert answer.data["complete"]
-            assert answer.data["total_lines"] == len(lines)
+            assert (await store.merged(0)).data["lines"] == len(lines)
+            after = [[0, 0, "stdout", line]]
+            rows = store.rows(0, streams=STREAMS, after=after, pattern="", past=True, count=count)
+            found = [item async for item in rows if item.data["rows"]]
+            # From a place behind its end, a file is read from its beginning.
+            first = line if line <= len(lines) else 0
             wanted = lines[first : first + count]
-            assert [row["line"] for row in answer.data["rows"]] == list(range(first, first + len(wanted)))
-            assert answer.body == b"\n".join(wanted)
+            assert [row["line"] for item in found for row in item.data["rows"]] == [*range(first, first + len(wanted))]
+            assert [text for item in found for text in item.body.split(b"\n")] == wanted
         finally:
             await store.stop()
 

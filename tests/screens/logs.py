@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,15 +18,15 @@ from textual.widgets import Input
 
 from remote_agent.logs import LogStore
 from remote_agent.wire import Answer
-from supervisor.logs import merge
-from supervisor.logs.merge import Page
-from supervisor.logs.rows import Clocks, LogLine
+from supervisor.link.tasks import each
+from supervisor.logs import pages
+from supervisor.logs.pages import Page
+from supervisor.logs.rows import LineKey, LogLine
 from supervisor.logs.search import search
 from supervisor.logs.selection import RecordFilter, Selection
 from supervisor.session import Session
 from supervisor.tui.app import SupervisorApp
-from supervisor.tui.logs.feeds import RankFeed
-from supervisor.tui.logs.merged import MergedFeed
+from supervisor.tui.logs.feed import LogFeed
 from supervisor.tui.screens.logs.screen import LogsScreen
 from supervisor.tui.widgets.virtual_log import VirtualLog
 from tests.screens import recorded
@@ -36,6 +36,7 @@ ALL = Selection(generation="all")
 
 
 FILE = ("n1", 0, 0, "stdout")
+ONE = Selection(0, [0], ("stdout",), ["n1"])
 
 
 SECOND = 1_000_000_000
@@ -69,7 +70,13 @@ class NodeLink:
     async def stream(self, op: str, args: dict[str, Any]) -> AsyncGenerator[Answer, None]:
         if self.stuck:
             await asyncio.Event().wait()
-        async for item in self.store.search(**args):
+        ask: Callable[..., AsyncGenerator[Answer, None]] = getattr(self.store, op.removeprefix("log_"))
+        async with aclosing(ask(**args)) as items:
+            async for item in items:
+                yield item
+
+    async def whole_stream(self, op: str, args: dict[str, Any], timeout_s: float) -> AsyncGenerator[Answer, None]:
+        async for item in each(self.stream(op, args), timeout_s):
             yield item
 
     def write(self, rank: int, data: bytes) -> Path:
@@ -113,16 +120,13 @@ class Cluster:
     async def merged(self, selection: Selection, count: int, **bounds: Any) -> Page:
         # A node that does not answer at all is waited for in vain; one on a busy machine is not.
         patience_s = 0.2 if any(link.stuck for link in self.links.values()) else 60.0
-        return await merge.merged(self.session, selection, count, patience_s=patience_s, **bounds)
+        return await pages.merged(self.session, selection, count, patience_s=patience_s, **bounds)
+
+    async def from_line(self, selection: Selection, key: LineKey, count: int) -> Page:
+        return await pages.from_line(self.session, selection, key, count)
 
     def search(self, selection: Selection, **query: Any) -> AsyncGenerator[LogLine, None]:
         return search(self.session, selection, **query)
-
-    def ahead_ns(self, node: str) -> int:
-        return Clocks(self.session).ahead_ns(node)
-
-    async def log(self, node: str, op: str, args: dict[str, Any]) -> Answer:
-        return await self.links[node].call(op, args, 5.0)
 
 
 @asynccontextmanager
@@ -145,13 +149,13 @@ def lines(count: int, name: str = "line") -> bytes:
     return b"".join(b"%s %d\n" % (name.encode(), number) for number in range(count))
 
 
-def shown(feed: MergedFeed | RankFeed) -> list[tuple[str, int]]:
+def shown(feed: LogFeed) -> list[tuple[str, int]]:
     """Node and number of all lines that are here, in their order."""
     rows = [feed.line(index) for index in range(feed.count)]
     return [(row.node, row.line) for row in rows if row is not None]
 
 
-def texts(feed: MergedFeed | RankFeed) -> list[bytes]:
+def texts(feed: LogFeed) -> list[bytes]:
     rows = [feed.line(index) for index in range(feed.count)]
     return [row.text for row in rows if row is not None]
 
@@ -164,11 +168,11 @@ def no() -> bool:
     return False
 
 
-def narrowed(cluster: Cluster, **parts: object) -> MergedFeed:
-    return MergedFeed(cluster.source, dataclasses.replace(ALL, filter=RecordFilter(**parts)))  # type: ignore[arg-type]
+def narrowed(cluster: Cluster, **parts: object) -> LogFeed:
+    return LogFeed(cluster.source, dataclasses.replace(ALL, filter=RecordFilter(**parts)))  # type: ignore[arg-type]
 
 
-async def load_all(feed: MergedFeed) -> list[bytes]:
+async def load_all(feed: LogFeed) -> list[bytes]:
     """Scroll to both ends; returns all lines."""
     for _ in range(50):
         want = feed.missing(0, 0)
@@ -235,10 +239,11 @@ def body(app: SupervisorApp) -> list[str]:
 
 
 async def open_stdout(app: SupervisorApp, pilot: Pilot[int]) -> VirtualLog:
-    """The stdout of rank 0, by line number."""
+    """The stdout of rank 0."""
     await press(app, pilot, "3", "enter", "s")
     log = log_of(app)
-    assert isinstance(log.feed, RankFeed)
+    assert log.feed is not None
+    assert log.feed.selection.file is not None
     return log
 
 

@@ -42,7 +42,6 @@ class Finder:
         selection: Selection,
         pattern: str,
         level: str | None = None,
-        only: str | None = None,
         name: str = "",
         clocks: Clocks | None = None,
     ) -> None:
@@ -64,8 +63,6 @@ class Finder:
         self._is_refused = False
         self._source = source
         self.level = level
-        self._only = only
-        """The only stream that is shown; None: all."""
         self._apart = 0
         self._reached: dict[str, int] = {}
         """By node: how far its files have been searched."""
@@ -122,9 +119,7 @@ class Finder:
         self._apart += lines
 
     def _take(self, row: LogLine) -> bool:
-        """Add a hit if its stream is shown and it is new; the current hit stays the current one."""
-        if self._only not in (None, row.stream):
-            return False
+        """Add a hit if it is new; the current hit stays the current one."""
         hit = row.t_ns, row.key
         if hit[1] in self._keys:
             return False

@@ -1,6 +1,6 @@
 """Many ranks by time; identical lines of several ranks are shown once.
 
-In: the rows of a merged feed. Out: the rows of the first rank of each fold, with the ranks that it stands for.
+In: the rows of a feed. Out: the rows of the first rank of each fold, with the ranks that it stands for.
 
 **Settled folds never change, and older rows fold among themselves: the line that is read keeps its position.**
 """
@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from remote_agent.text.names import ranges
 from supervisor.logs.fold import WINDOW_NS, Fold, Folder
-from supervisor.tui.logs.feeds import PAGE
-from supervisor.tui.logs.merged import MERGED_KEPT, MergedFeed
+from supervisor.tui.logs.feed import LINES_KEPT, PAGE, LogFeed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from supervisor.logs.merge import Page
+    from supervisor.logs.pages import Page
     from supervisor.logs.rows import Clocks, LineKey, LogLine
     from supervisor.logs.selection import Selection
     from supervisor.session import Session
@@ -54,8 +53,8 @@ def _height(blocks: Iterable[_Block]) -> int:
     return sum(block.height for block in blocks)
 
 
-class FoldedFeed(MergedFeed):
-    """A merged feed that shows equal lines of several ranks once."""
+class FoldedFeed(LogFeed):
+    """A feed that shows equal lines of several ranks once."""
 
     is_folded = True
 
@@ -111,7 +110,7 @@ class FoldedFeed(MergedFeed):
     def missing(self, first: int, last: int, *, ahead: bool = False) -> int | None:
         """Return older rows while few are loaded, or when their placeholder is in view; newer ones at the other end."""
         # Rows that pass a filter may be far back: they are searched for when there is room for them.
-        few = len(self._order) < MERGED_KEPT // 2 and (first <= 0 or not self.selection.filter)
+        few = len(self._order) < LINES_KEPT // 2 and (first <= 0 or not self.selection.filter)
         # The lines on the screen may stand for all rows that can be kept.
         wanted = few or (first <= 0 and last < self.count - 1)
         if self._offset and first <= PAGE // 4 and wanted:

@@ -11,6 +11,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from remote_agent.text.names import RANK_LOG, count, name_ranks, read_number
+from remote_agent.text.rows import stream_of
 from supervisor.tui.rows.spans import EMPTY, Row, Span, clean, fit, fit_row, row_width, wrap
 from supervisor.wording import incidents, values
 from supervisor.wording.incidents import category_text
@@ -41,6 +42,8 @@ class LogPlace(NamedTuple):
     stream: str
     line: int
     """Counted from 1, as editors do."""
+    line_stream: str
+    """The stream to which the line belongs: NCCL may write its lines to any file."""
 
 
 class PageLine(NamedTuple):
@@ -92,7 +95,8 @@ def place_of(evidence: EvidenceEntry) -> LogPlace | None:
     log, line = RANK_LOG.search(evidence.get("file") or ""), evidence.get("line")
     if log is None:
         return None
-    return LogPlace(evidence.get("node") or "", int(log[1]), int(log[2]), log[3], 1 if line is None else line)
+    stream = stream_of(log[3], evidence["text"].encode())
+    return LogPlace(evidence.get("node") or "", int(log[1]), int(log[2]), log[3], 1 if line is None else line, stream)
 
 
 def incident_lines(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from textual.selection import Selection
 
     from supervisor.logs.rows import LogLine
-    from supervisor.tui.logs.feeds import Feed
+    from supervisor.tui.logs.feed import LogFeed
 
 SIDE_STEP: Final = 16
 NONE_PASSES: Final = "no line passes the filter; backspace removes the last filter"
@@ -108,7 +108,7 @@ class VirtualLog(FeedView):
             return (*spans, (f"{self.glyphs.more} +{size_text(missing)}", "dim")) if missing else spans
         return spans
 
-    def _prefix(self, feed: Feed, index: int, line: LogLine) -> Row:
+    def _prefix(self, feed: LogFeed, index: int, line: LogLine) -> Row:
         spans: list[Span] = [(self.glyphs.pointer if self.points_at(index) else " ", "mark")]
         if self.show_time:
             spans.append((values.clock_ns(feed.stands_ns(index)) + " ", "time"))
@@ -174,11 +174,11 @@ def position(log: VirtualLog) -> Row:
     feed = log.feed
     if feed is None or not feed.count:
         return EMPTY
-    top = min(log.top, log.last_top)
-    if feed.file is None:
+    if feed.selection.file is None:
+        top = min(log.top, log.last_top)
         first_ns = feed.stands_ns(top) or feed.stands_ns(top + 1)
         return ((f"from {values.clock_ns(first_ns)}" if first_ns else "", "dim"),)
-    lines = [line for line, _ in log.places()]
-    pointed = next((line for line in lines if log.points_at(line)), None)
-    number = pointed if pointed is not None else max(lines, default=top)
-    return ((f"line {number + 1:,} of {feed.count:,}", "dim"),)
+    here = log.lines_here()
+    read = next((line for index, line in here.items() if log.points_at(index)), [None, *here.values()][-1])
+    of = f" of {feed.last_line:,}" if feed.last_line else ""
+    return ((f"line {read.line + 1:,}{of}", "dim"),) if read is not None else EMPTY

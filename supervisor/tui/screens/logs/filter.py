@@ -15,8 +15,8 @@ from textual.widgets import Static
 
 from remote_agent.text.patterns import ignores_case
 from supervisor.logs.selection import ALL, LEVELS, RecordFilter
+from supervisor.tui.logs.feed import LATEST_NS
 from supervisor.tui.logs.finder import compiled
-from supervisor.tui.logs.merged import LATEST_NS
 from supervisor.tui.rows.spans import clean
 
 if TYPE_CHECKING:

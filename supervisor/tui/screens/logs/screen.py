@@ -12,7 +12,7 @@ from textual import on
 from remote_agent.text.names import count
 from supervisor.tui.dialogs.base import TextDialog
 from supervisor.tui.logs import ansi
-from supervisor.tui.logs.feeds import BOTH
+from supervisor.tui.logs.feed import BOTH
 from supervisor.tui.rows.spans import width_of
 from supervisor.tui.rows.tables import fit_parts, name_width
 from supervisor.tui.screens.base import LiveScreen
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from supervisor.tui.rows.incident import LogPlace
 
 WAITING: Final = "waiting for output"
+# While the end is followed, the nodes are asked this often, seconds.
+EVERY_S: Final = 0.25
 REACHING: Final = "connecting to the hosts; the log opens once one answers"
 # This has room for all ranks of hundreds except one.
 FOLD_WIDTH: Final = len("[0-136,138-511]~")
@@ -51,7 +53,7 @@ class LogsScreen(LiveScreen):
     def body(self) -> Iterable[Widget]:
         """Yield the filter, the log, and a line to type in."""
         yield Chips(id="chips")
-        yield VirtualLog(title="log", id="log")
+        yield VirtualLog(title="log", id="log", every_s=EVERY_S)
         yield Ask(lambda: self.view, id="find")
 
     def on_mount(self) -> None:
@@ -174,7 +176,7 @@ class LogsScreen(LiveScreen):
             title = f"{count(len(fold.records), 'rank')} alike  {values.clock_ns(line.t_ns)}"
             self.shell.push_screen(TextDialog(title, "\n".join(lines)))
         else:
-            self.shell.push_screen(RecordDialog(self.shell.source, line))
+            self.shell.push_screen(RecordDialog(self.shell.source, line, feed.clocks))
 
     def action_filter(self) -> None:
         """Switch the filter off, or on again."""

@@ -11,8 +11,8 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from supervisor.tui import times
+from supervisor.tui.logs.feed import LATEST_NS
 from supervisor.tui.logs.finder import Finder
-from supervisor.tui.logs.merged import LATEST_NS
 from supervisor.tui.rows.spans import clean, fit, row_width, width_of
 from supervisor.wording import values
 
@@ -155,8 +155,7 @@ class LogSearch:
     def _finder(self, text: str, level: str | None, name: str, clocks: Clocks | None) -> Finder:
         feed = self._view.feed
         assert feed is not None
-        only = feed.file[2] if feed.file is not None else None
-        return Finder(self._shell.source, feed.selection, text, level, only, name, clocks)
+        return Finder(self._shell.source, feed.selection, text, level, name, clocks)
 
     def _begin(self, finder: Finder, direction: int) -> None:
         self.finder, self._steps = finder, ()
@@ -223,7 +222,7 @@ class LogSearch:
 
     def action_line(self) -> None:
         """Ask for a line number."""
-        if self._view.feed is not None and self._view.feed.file is not None:
+        if self._view.feed is not None and self._view.feed.selection.file is not None:
             self._ask.ask("line", "1 is the first", self._go_to_line)
         else:
             self._shell.say("only one stream of one rank has line numbers: choose it with M and s; @ goes to a time")
@@ -231,10 +230,10 @@ class LogSearch:
     def _go_to_line(self, text: str) -> str:
         feed = self._view.feed
         number = text.strip().replace(",", "").replace("_", "")
-        if feed is None or feed.file is None or not number.isdecimal() or not int(number):
+        file = feed.selection.file if feed is not None else None
+        if feed is None or file is None or not number.isdecimal() or not int(number):
             return "not a line number"
-        if int(number) > feed.last_line:
+        if 0 < feed.last_line < int(number):
             return f"the last line is {feed.last_line:,}"
-        key = (*feed.file, int(number) - 1)
-        self._view.jump(feed.index_of(key) or 0, key)
+        self._view.jump_to_key(LATEST_NS, (*file, int(number) - 1))
         return ""
