@@ -23,9 +23,8 @@ from supervisor.link import jobs
 from supervisor.link.hub import Hub
 from supervisor.link.updates import Updates
 from supervisor.logs import pages
-from supervisor.logs.live import Chunk, follow
 from supervisor.logs.pages import PATIENCE, Page
-from supervisor.logs.search import search
+from supervisor.logs.reader import Chunk, LogReader, follow
 from supervisor.nccl import NcclReader, to_fabric
 
 if TYPE_CHECKING:
@@ -35,8 +34,8 @@ if TYPE_CHECKING:
     from remote_agent.wire.documents import EditedTree, NcclNode, RequestReply, Status
     from supervisor.history import Series, SeriesQuery
     from supervisor.link.view import LaunchPlan
-    from supervisor.logs.rows import LineKey, LogLine
-    from supervisor.logs.selection import Selection
+    from supervisor.logs.rows import Clocks, LineKey
+    from supervisor.logs.selection import LogQuery, Selection
     from supervisor.nccl import Fabric
     from supervisor.ssh.forward import Forward
     from supervisor.ssh.wires import Terminal
@@ -197,7 +196,7 @@ class Session(Hub):
     # --- logs
 
     def follow(self, selection: Selection, start: str = "end", first: int | None = None) -> AsyncGenerator[Chunk, None]:
-        """Yield chunks of whole lines of all nodes as they arrive (see logs.live). The session must follow the job."""
+        """Yield chunks of whole lines of all nodes as they arrive (see logs.reader); needs `follow`."""
         return follow(self, selection, start, first)
 
     async def merged(self, selection: Selection, count: int, **bounds: Any) -> Page:
@@ -208,6 +207,6 @@ class Session(Hub):
         """Return rows of one file around a line, by its number (see logs.pages)."""
         return await pages.from_line(self, selection, key, count)
 
-    def search(self, selection: Selection, **query: Any) -> AsyncGenerator[LogLine, None]:
-        """Yield the rows that match (see logs.search)."""
-        return search(self, selection, **query)
+    def rows(self, query: LogQuery, clocks: Clocks | None = None) -> LogReader:
+        """Return a reader of rows that are looked for (see logs.reader), with times by these clock offsets."""
+        return LogReader(self, query, clocks)

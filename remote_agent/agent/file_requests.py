@@ -61,7 +61,6 @@ class JobRequests:
             "log_merged": self._log(LogStore.merged),
             "log_follow": self._log(LogStore.follow),
             "log_rows": self._log(LogStore.rows),
-            "log_search": self._log(LogStore.search),
             "snapshot_files": self.snapshot_files,
             "snapshot_read": self.snapshot_read,
         }

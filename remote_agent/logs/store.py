@@ -263,7 +263,7 @@ class LogStore:
         records = selection.check_lines(streams, **(shown or {}))
         is_by_line = pattern is not None or bool(level) or not (shown or past)
         view_of_hits = records if shown else None
-        query = searching.Query(compile_pattern(pattern or "", ignore_case), lines, shown=view_of_hits, whole=True)
+        query = searching.Query(compile_pattern(pattern or "", ignore_case), lines, shown=view_of_hits)
         await self._rescan()
         known = _positions(after)
 
@@ -316,35 +316,6 @@ class LogStore:
             return self._ended or key.generation in self._finished
 
         return following.View(files, is_final, is_over, self._bell), first
-
-    async def search(
-        self,
-        pattern: str,
-        generation: Generations = None,
-        ranks: Sequence[int] | None = None,
-        streams: Sequence[str] | None = None,
-        ignore_case: bool = False,
-        level: str | None = None,
-        again_ns: int | None = None,
-        shown: selection.Shown | None = None,
-    ) -> AsyncGenerator[Answer, None]:
-        """Answer log_search: hits file by file, then {done, begun_ns, searched_bytes, hits, apart}; raises Problem.
-
-        again_ns: the begun_ns of an earlier answer: search only what it did not see, or saw unfinished. apart: how
-        many lines would be hits but belong to a stream that was not asked for. shown: level, include and exclude of
-        the view that must show the hits. Of a long line only the part that a screen shows is searched.
-        """
-        wanted = selection.check_lines(streams, level)
-        view = selection.check_lines(streams, **shown) if shown else None
-        query = searching.Query(compile_pattern(pattern, ignore_case), wanted, again_ns, view)
-        await self._rescan()
-        files = selection.select(self._catalogue, generation, ranks, streams)
-        items = searching.search(files, query)
-        try:
-            async for item in items:
-                yield item
-        finally:
-            await items.aclose()
 
     async def _find(self, generation: int, rank: int, stream: str) -> LogFile:
         if LogKey(generation, rank, stream) not in self._catalogue.files:

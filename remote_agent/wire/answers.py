@@ -42,12 +42,11 @@ Large = Annotated[int, whole(0, MAX_LARGE)]
 _POSITIONS = list[Annotated[list[Any], row(GenerationNumber, RankNumber, Name, Large)]]
 LogPage = TypedDict(
     "LogPage",
-    {"rows": list[LogEntry], "apart": Count, "more": bool, "complete": bool, "done": bool,
-     "begun_ns": Optional[TimeNs], "since_ns": Optional[TimeNs], "until_ns": Optional[TimeNs],
-     "first": Optional[GenerationNumber], "after": _POSITIONS, "lines": Optional[Count]},
+    {"rows": list[LogEntry], "apart": Count, "more": bool, "complete": bool, "since_ns": Optional[TimeNs],
+     "until_ns": Optional[TimeNs], "first": Optional[GenerationNumber], "after": _POSITIONS, "lines": Optional[Count]},
     total=False,
 )  # fmt: skip
-"""Rows of several files by time, or one answer of a search. All wanted rows from since_ns on and before until_ns are in
+"""Rows of several files by time. All wanted rows from since_ns on and before until_ns are in
 it, or may be: `complete` says whether all files are indexed. apart: how many rows were left out because they are of a
 stream that was not asked for; after: [generation, rank, stream, line] with which a reader continues; lines: how many
 lines there are, in a page of one file that is indexed.

@@ -40,13 +40,13 @@ from supervisor.errors import RequestFailed, UsageError
 from supervisor.logs import files as log_files
 from supervisor.logs import pages
 from supervisor.logs.files import READ_DEADLINE, Asking
-from supervisor.logs.live import RowReader
 from supervisor.logs.rows import Clocks, now_ns
-from supervisor.logs.selection import ALL, RecordFilter, Selection, StreamFilter, files_of
+from supervisor.logs.selection import ALL, LogQuery, RecordFilter, Selection, StreamFilter, files_of
 from supervisor.standard_streams import binary_out
 from supervisor.wording.log_lines import line_of
 
 if TYPE_CHECKING:
+    from supervisor.logs.reader import LogReader
     from supervisor.logs.rows import LogLine
     from supervisor.session import Session
     from supervisor.ssh.answers import LogFileEntry
@@ -192,18 +192,15 @@ async def _lines(session: Session, options: argparse.Namespace, writer: Writer) 
         await _follow(session, selection, newest, stream_filter, writer)
         return
     since_ns, clocks = await _since(session, selection, options)
-    reader = RowReader(
-        session,
+    query = LogQuery(
         selection,
         pattern=options.grep,
         ignore_case=smart_case(options),
         level=None if selection.filter else options.level,
         since_ns=since_ns,
-        note_apart=stream_filter.note,
-        clocks=clocks,
         exact=not (writer.is_terminal or options.fold),
     )
-    batches = _batches(reader, options, newest)
+    batches = _batches(session.rows(query, clocks), options, newest, stream_filter)
     if options.fold:
         # A record may be a second old before it is known to be whole.
         wait_ns = (lambda: now_ns(session) - 2_000_000_000) if options.follow else (lambda: 0)
@@ -249,20 +246,25 @@ async def _since(
             return max(since_ns or 0, before_ns), clocks
 
 
-async def _batches(reader: RowReader, options: argparse.Namespace, newest: int) -> AsyncGenerator[list[LogLine], None]:
+async def _batches(
+    reader: LogReader, options: argparse.Namespace, newest: int, stream_filter: StreamFilter
+) -> AsyncGenerator[list[LogLine], None]:
     """Yield the existing rows (only the last ones if a number was given), then those that arrive."""
     kept: deque[LogLine] = deque(maxlen=options.tail)
     async with aclosing(reader.existing(newest, whole=options.follow)) as existing:
         async for row in existing:
             kept.append(row)
             if options.tail is None and len(kept) == BATCH:
+                stream_filter.note(reader.apart)
                 yield list(kept)
                 kept.clear()
+    stream_filter.note(reader.apart)
     yield list(kept)
     if options.follow:
-        async with aclosing(reader.new(newest)) as new:
-            async for rows in new:
-                yield rows
+        async with aclosing(reader.live(newest)) as batches:
+            async for batch in batches:
+                stream_filter.note(reader.apart)
+                yield batch.lines
 
 
 async def _write(session: Session, writer: Writer, rows: list[LogLine], options: argparse.Namespace) -> None:

@@ -44,7 +44,7 @@ class Selection:
     """A number, "all", or None: the newest (and all later ones where the log is followed)."""
     ranks: list[int] | None = None
     streams: tuple[str, ...] = ("stdout", "stderr")
-    """Streams of lines: a line of NCCL belongs to nccl in any file. For `live.follow`: streams of files."""
+    """Streams of lines: a line of NCCL belongs to nccl in any file. For `reader.follow`: streams of files."""
     nodes: list[str] | None = None
     filter: RecordFilter = ALL
 
@@ -60,6 +60,27 @@ class Selection:
     def args(self) -> dict[str, object]:
         """Return the files as arguments of a log request."""
         return {"generation": self.generation, "ranks": self.ranks, "streams": list(self.streams)}
+
+
+@dataclass(frozen=True)
+class LogQuery:
+    """The rows that are wanted: of records that pass the filter of the files, those that match and have the level."""
+
+    files: Selection
+    pattern: str | None = None
+    ignore_case: bool = False
+    level: str | None = None
+    """The least level of a line; that of records is in `files.filter`."""
+    since_ns: int | None = None
+    exact: bool = False
+    """With all bytes of each line, also those that a terminal overwrites."""
+
+    def args(self) -> dict[str, object]:
+        """Return the arguments of a log request, but for the time, which depends on the node's clock."""
+        args = {**self.files.args(), "pattern": self.pattern, "ignore_case": self.ignore_case, "level": self.level}
+        if self.files.filter:
+            args["shown"] = self.files.filter.args()
+        return {**args, "exact": True} if self.exact else args
 
 
 def files_of(streams: tuple[str, ...]) -> tuple[str, ...]:

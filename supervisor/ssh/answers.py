@@ -273,7 +273,6 @@ SHAPES: Mapping[str, Read] = {
     "log_list": _with(files=list[LogFileEntry]),
     "log_read": _plain(record({"offset": Large}, {"size": Large, "eof": bool})),
     "log_merged": _page,
-    "log_search": _page,
     "log_rows": _page,
     "log_follow": _follow,
     "snapshot_files": _with(path=str, files=list[Annotated[Any, row(str, _MODE, Large, Name)]]),

@@ -15,8 +15,8 @@ from collections.abc import AsyncIterator, Awaitable, Iterator
 from pathlib import Path
 
 from supervisor.inventory import load
-from supervisor.logs.search import search
-from supervisor.logs.selection import Selection
+from supervisor.link.tasks import cancel_all
+from supervisor.logs.selection import LogQuery, Selection
 from supervisor.session import Session
 from supervisor.tui.logs.feed import LATEST_NS, Jump, LogFeed
 from supervisor.tui.logs.finder import Finder
@@ -113,7 +113,10 @@ async def _first_error(session: Session) -> None:
     """Until all errors are known, and the rows around the first one."""
     selection = Selection(generation=0)
     finder = Finder(session, selection, "", "error")
-    await asyncio.wait_for(finder.search(lambda: None), WAIT_S)
+    found = asyncio.Event()
+    searching = asyncio.ensure_future(finder.run(lambda: None, found.set))
+    await asyncio.wait_for(found.wait(), WAIT_S)
+    await cancel_all([searching])
     t_ns, _ = finder.hits[0]
     await LogFeed(session, selection).show_around(t_ns, ROWS)
 
@@ -146,9 +149,13 @@ async def _search(job: Job, pattern: str) -> tuple[float, int]:
     async with _session(job) as session:
         begun = time.monotonic()
         text = pattern.removeprefix("(?i)")
-        rows = search(session, Selection(generation=0), pattern=text, ignore_case=ignore_case)
-        hits = [row async for row in rows]
-        return time.monotonic() - begun, len(hits)
+        query, hits = LogQuery(Selection(generation=0), text, ignore_case), 0
+        async with contextlib.aclosing(session.rows(query).live()) as batches:
+            async for batch in batches:
+                hits += len(batch.lines)
+                if batch.is_caught_up:
+                    break
+        return time.monotonic() - begun, hits
 
 
 def _grep(cluster: Cluster, job: Job, pattern: str) -> tuple[float, int]:

@@ -317,7 +317,7 @@ def test_the_screens_use_these_members_of_a_session_alone() -> None:
     used = set(re.findall(r"\b_?source\.([a-z_]+)", text)) - {"pop"}
     assert sorted(used) == [
         "ask_user", "cancel_launch", "edited", "ended", "events", "failure", "forward", "forwards", "from_line",
-        "hosts", "incidents", "job", "launching", "made_s", "merged", "nccl", "notices", "request", "search", "series",
+        "hosts", "incidents", "job", "launching", "made_s", "merged", "nccl", "notices", "request", "rows", "series",
         "shell", "stacks", "status", "status_age_s", "version", "why",
     ]  # fmt: skip
 

@@ -10,6 +10,7 @@ import itertools
 import re
 import tempfile
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -67,15 +68,6 @@ def naive_text(line: bytes) -> bytes:
 
 def naive_seen(line: bytes) -> bytes:
     return ESCAPES.sub(b"", line.rstrip(b"\r").rsplit(b"\r", 1)[-1])
-
-
-def naive_hit(regex: re.Pattern[bytes], line: bytes) -> bool | None:
-    """Whether a search finds a line; of a long one in the part that is shown. None: a match ends where that does."""
-    if len(line) <= CLIP:
-        return regex.search(naive_seen(line)) is not None
-    part = ESCAPES.sub(b"", naive_text(line))
-    match = regex.search(part)
-    return None if match is not None and match.end() == len(part) else match is not None
 
 
 class Job:
@@ -171,25 +163,23 @@ def test_search_agrees_with_the_whole_file(
         store = LogStore(job.root, live=False)
         await store.start()
         found: list[tuple[int, bytes]] = []
-        last: dict[str, object] = {}
-        async for item in store.search(pattern, 0, streams=streams, ignore_case=ignore_case, level=level):
+        apart = 0
+        how: dict[str, Any] = {"pattern": pattern, "ignore_case": ignore_case, "level": level, "past": True}
+        async for item in store.rows(0, streams=streams, **how):
             texts = item.body.split(b"\n") if item.data["rows"] else []
             found += [(row["line"], text) for row, text in zip(item.data["rows"], texts, strict=True)]
-            last = item.data
+            apart += item.data["apart"]
         regex = re.compile(pattern.encode(), re.I if ignore_case else 0)
-        judged = {number: naive_hit(regex, line) for number, line in enumerate(naive_lines(data))}
-        doubtful = {number for number, is_hit in judged.items() if is_hit is None}
-        matching = [(number, naive_text(line)) for number, line in enumerate(naive_lines(data)) if judged[number]]
-        matching = [each for each in matching if level_of(each[1]) >= minimum_level(level)]
-        sure = [each for each in found if each[0] not in doubtful]
-        # Compared without their texts, whose difference would be long.
-        assert [number for number, _ in sure] == [
-            number for number, text in matching if stream_of("stdout", text) in streams
+        matching = [
+            (number, naive_text(line))
+            for number, line in enumerate(naive_lines(data))
+            if regex.search(naive_seen(line)) and level_of(naive_text(line)) >= minimum_level(level)
         ]
-        assert all(text == naive_text(naive_lines(data)[number]) for number, text in sure)
-        assert last["done"]
-        assert doubtful or "nccl" in streams or last["apart"] == len(matching) - len(found)
-        assert last["hits"] == len(found)
+        wanted = [each for each in matching if stream_of("stdout", each[1]) in streams]
+        # Compared without their texts, whose difference would be long.
+        assert [number for number, _ in found] == [number for number, _ in wanted]
+        assert all(mine[1] == naive[1] for mine, naive in zip(found, wanted, strict=True))
+        assert "nccl" in streams or apart == len(matching) - len(found)
         await store.stop()
 
     with tempfile.TemporaryDirectory() as folder:
@@ -379,7 +369,7 @@ def test_a_filter_keeps_what_a_naive_one_keeps(
         assert await read(store, forwards=True) == wanted
         assert await read(store, forwards=False) == wanted
         shown: selection.Shown = {"include": include, "exclude": exclude, "level": level}
-        items = [item.data["rows"] async for item in store.search("", 0, streams=STREAMS, shown=shown)]
+        items = [item.data["rows"] async for item in store.rows(0, streams=STREAMS, pattern="", shown=shown, past=True)]
         assert [row["line"] for rows in items for row in rows] == [line for each in wanted for line, _ in each]
         await store.stop()
 

@@ -18,7 +18,6 @@ from unittest import mock
 import pytest
 
 from remote_agent.logs import index
-from remote_agent.logs import search as searching
 from remote_agent.logs.index import Covered, LineIndex, Sidecar
 from remote_agent.logs.nccl import read_map
 from remote_agent.logs.progress import StepReader
@@ -152,24 +151,6 @@ async def test_nonsense_is_refused_with_a_reason(tmp_path: Path) -> None:
 # Logs: search over the files of a node, in lines of any length, coloured or written over, at any pattern's price.
 
 
-async def test_a_search_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What came since, and the line that was not whole; no more is read than that takes."""
-    monkeypatch.setattr(searching, "_AGAIN_NS", 0)
-    async with opened(tmp_path, live=True) as store:
-        path = log(tmp_path)
-        append(path, b"needle\n" * 20_000 + b"nee")
-        await store.read(0, 0, "stdout", 0, 1)
-        first = [item async for item in store.search("needle")]
-        assert first[-1].data["hits"] == 20_000
-        append(path, b"dle\nneedle\nno\n")
-        await store.read(0, 0, "stdout", 0, 1)
-        again = [item async for item in store.search("needle", again_ns=first[-1].data["begun_ns"])]
-        assert [row["line"] for item in again for row in item.data["rows"]] == [20_000, 20_001]
-        assert again[-1].data["searched_bytes"] < 10_000
-        last = [item async for item in store.search("needle", again_ns=again[-1].data["begun_ns"])]
-        assert last[-1].data["hits"] == 0
-
-
 SLOW = [
     r"a*a*a*a*\d", r"(a+)+\d", r"(a|aa)+\d", r"(a+)\1*\1*\d", r"a{0,63}a{0,63}a{0,63}a{0,63}\d",
     "a?" * 28 + "a" * 28 + r"\d",
@@ -183,7 +164,7 @@ async def test_a_pattern_that_cannot_be_run_ends_the_search_and_not_the_agent(tm
     async with opened(tmp_path, live=False) as store:
         begun = time.process_time()
         with pytest.raises(Problem) as refused:
-            async for _ in store.search(pattern):
+            async for _ in store.rows(pattern=pattern, past=True):
                 pass
         assert time.process_time() - begun < 10
         assert refused.value.kind == "pattern"
@@ -217,15 +198,6 @@ async def test_all_of_a_long_line_is_searched(tmp_path: Path, line: bytes, patte
         assert [row["line"] for row in found] == [1] * is_hit
 
 
-@pytest.mark.parametrize("more", [100, LONG, 20 * 1024 * 1024])
-async def test_a_search_looks_at_what_a_screen_shows_of_a_long_line(tmp_path: Path, more: int) -> None:
-    append(log(tmp_path), b"first\n" + b"near".ljust(64 * 1024) + b"far" + b"x" * more + b"\nlast\n")
-    async with opened(tmp_path, live=False) as store:
-        for pattern, lines in (("near", [1]), ("far", []), ("near|last", [1, 2]), ("far|last", [2])):
-            found = [row async for item in store.search(pattern) for row in item.data["rows"]]
-            assert [row["line"] for row in found] == lines
-
-
 async def test_search_and_level_go_by_what_is_seen(tmp_path: Path) -> None:
     """Escape codes are neither in the way of a pattern nor of a level; the row keeps its colours."""
     coloured = b"\x1b[31mERROR\x1b[0m loss=\x1b[32m0.5\x1b[0m end"
@@ -237,9 +209,9 @@ async def test_search_and_level_go_by_what_is_seen(tmp_path: Path) -> None:
             ("0m|0.7", []),
             (r"^\w+ l", [0, 2, 4, 6]),
         ]:
-            found = [row async for item in store.search(pattern) for row in item.data["rows"]]
+            found = [row async for item in store.rows(pattern=pattern, past=True) for row in item.data["rows"]]
             assert [row["line"] for row in found] == lines, pattern
-        (item, _) = [item async for item in store.search("", level="error")]
+        (item, _) = [item async for item in store.rows(level="error", past=True)]
         assert ([row["line"] for row in item.data["rows"]], item.body) == ([6], coloured)
 
 

@@ -17,16 +17,17 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 from remote_agent.logs import LogStore
-from remote_agent.wire import Answer
-from supervisor.link.tasks import each
+from remote_agent.wire import Answer, ChannelClosed
+from supervisor.link.tasks import cancel_all, each
 from supervisor.logs import pages
 from supervisor.logs.pages import Page
-from supervisor.logs.rows import LineKey, LogLine
-from supervisor.logs.search import search
-from supervisor.logs.selection import RecordFilter, Selection
+from supervisor.logs.reader import LogReader
+from supervisor.logs.rows import Clocks, LineKey
+from supervisor.logs.selection import LogQuery, RecordFilter, Selection
 from supervisor.session import Session
 from supervisor.tui.app import SupervisorApp
 from supervisor.tui.logs.feed import LogFeed
+from supervisor.tui.logs.finder import Finder
 from supervisor.tui.screens.logs.screen import LogsScreen
 from supervisor.tui.widgets.virtual_log import VirtualLog
 from tests.screens import recorded
@@ -56,6 +57,10 @@ class NodeLink:
     can_be_asked: bool = True
     opened_at: float = 1.0
     is_malformed: bool = False
+    active: bool = True
+    opened: bool = True
+    reached_at: float | None = 1.0
+    """None: the connection is lost."""
 
     @property
     def view(self) -> SimpleNamespace:
@@ -68,11 +73,14 @@ class NodeLink:
         return await ask(**args)
 
     async def stream(self, op: str, args: dict[str, Any]) -> AsyncGenerator[Answer, None]:
-        if self.stuck:
-            await asyncio.Event().wait()
+        while self.stuck:
+            await asyncio.sleep(0.01)
         ask: Callable[..., AsyncGenerator[Answer, None]] = getattr(self.store, op.removeprefix("log_"))
+        reached_at = self.reached_at
         async with aclosing(ask(**args)) as items:
             async for item in items:
+                if self.reached_at != reached_at:
+                    raise ChannelClosed("lost")
                 yield item
 
     async def whole_stream(self, op: str, args: dict[str, Any], timeout_s: float) -> AsyncGenerator[Answer, None]:
@@ -101,9 +109,16 @@ class NodeLink:
 class Cluster:
     """What the feeds and `session.logs` need of a session."""
 
+    follows = True
+    ended = False
+    state = "running"
+
     def __init__(self) -> None:
         self.links: dict[str, NodeLink] = {}
         self.offsets_ms: dict[str, float] = {}
+
+    async def wait_change(self, timeout_s: float) -> None:
+        await asyncio.sleep(timeout_s)
 
     @property
     def status(self) -> dict[str, Any]:
@@ -125,8 +140,8 @@ class Cluster:
     async def from_line(self, selection: Selection, key: LineKey, count: int) -> Page:
         return await pages.from_line(self.session, selection, key, count)
 
-    def search(self, selection: Selection, **query: Any) -> AsyncGenerator[LogLine, None]:
-        return search(self.session, selection, **query)
+    def rows(self, query: LogQuery, clocks: Clocks | None = None) -> LogReader:
+        return LogReader(self.session, query, clocks)
 
 
 @asynccontextmanager
@@ -170,6 +185,14 @@ def no() -> bool:
 
 def narrowed(cluster: Cluster, **parts: object) -> LogFeed:
     return LogFeed(cluster.source, dataclasses.replace(ALL, filter=RecordFilter(**parts)))  # type: ignore[arg-type]
+
+
+async def search(finder: Finder) -> None:
+    """Search until all that is there has been searched."""
+    is_complete = asyncio.Event()
+    searching = asyncio.ensure_future(finder.run(lambda: None, is_complete.set))
+    await is_complete.wait()
+    await cancel_all([searching])
 
 
 async def load_all(feed: LogFeed) -> list[bytes]:

@@ -9,10 +9,12 @@ import asyncio
 import dataclasses
 import datetime
 import heapq
+import itertools
 import json
 import re
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from remote_agent.history import samples
@@ -23,8 +25,9 @@ from supervisor.errors import LaunchFailed, RequestFailed, SupervisorError, Unre
 from supervisor.history import Series, SeriesQuery, merge
 from supervisor.link.view import HostView, Notice
 from supervisor.logs.pages import Page
+from supervisor.logs.reader import Batch
 from supervisor.logs.rows import Clocks, LineKey, LogLine
-from supervisor.logs.selection import Selection
+from supervisor.logs.selection import LogQuery, Selection
 from supervisor.nccl import Fabric
 from supervisor.ssh.forward import Forward
 
@@ -231,16 +234,28 @@ class RecordedSession(_Session):  # type: ignore[misc]
             span = (after_ns, chosen[-1].t_ns + 1 if more else newest_ns)
         return Page(chosen, more, absent, clocks or Clocks(self), 0, *span, len(every) if selection.file else None)
 
-    async def search(self, selection: Selection, **query: Any) -> AsyncGenerator[LogLine, None]:
-        """Rows that match, file by file."""
+    def rows(self, query: LogQuery, clocks: Clocks | None = None) -> Any:
+        """Rows that match, file by file, and those that come."""
+        return SimpleNamespace(live=lambda: self._live(query))
+
+    async def _live(self, query: LogQuery) -> AsyncGenerator[Batch, None]:
         await self._delay()
-        pattern = re.compile(query["pattern"].encode(), re.IGNORECASE if query.get("ignore_case") else 0)
-        every = [row for part in self._rows(selection) for row in part]
-        passes = make_filter(selection.filter.include, selection.filter.exclude)
-        every = [row for row in every if passes.keeps([row.text])]
-        for row in every:
-            if pattern.search(row.text) and query.get("level") in (None, row.level):
-                yield row
+        given: set[LineKey] = set()
+        while True:
+            over, hits = self.ended, [row for row in self._hits(query) if row.key not in given]
+            given.update(row.key for row in hits)
+            yield Batch(hits, is_caught_up=True)
+            if over:
+                return
+            await asyncio.sleep(0.05)
+
+    def _hits(self, query: LogQuery) -> Iterator[LogLine]:
+        pattern = re.compile((query.pattern or "").encode(), re.IGNORECASE if query.ignore_case else 0)
+        passes = make_filter(query.files.filter.include, query.files.filter.exclude)
+        for row in itertools.chain.from_iterable(self._rows(query.files)):
+            if passes.keeps([row.text]) and pattern.search(row.text) and query.level in (None, row.level):
+                # A hit has the time of its own line.
+                yield row._replace(t_ns=self.files[row.node, row.generation, row.rank, row.stream][row.line].t_ns)
 
 
 def load(name: str) -> RecordedSession:

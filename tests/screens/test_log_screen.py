@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,8 @@ from typing import Any
 import pytest
 
 from supervisor.errors import Unreachable
+from supervisor.logs import reader
 from supervisor.logs.pages import Page
-from supervisor.logs.search import search
 from supervisor.logs.selection import RecordFilter, Selection
 from supervisor.tui.logs import feed as feeds
 from supervisor.tui.logs import finder, folded
@@ -34,6 +35,7 @@ from tests.screens.logs import (
     log_of,
     numbered,
     open_stdout,
+    search,
     see,
     stepping,
     talking,
@@ -271,8 +273,7 @@ async def test_who_reads_to_the_end_has_no_new_lines(keys: tuple[str, ...]) -> N
 
 
 @pytest.mark.parametrize("keys", [("s",), ()], ids=["one stream", "merged"])
-async def test_a_search_begins_where_one_reads(keys: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finder, "LOOK_EVERY", 0.05)
+async def test_a_search_begins_where_one_reads(keys: tuple[str, ...]) -> None:
     session = with_needles(2000, 100, 900, 1700)
     async with running(session) as (app, pilot):
         await press(app, pilot, "3", "enter", *keys)
@@ -296,21 +297,50 @@ async def test_a_search_begins_where_one_reads(keys: tuple[str, ...], monkeypatc
         assert "pattern:" in await press(app, pilot, "slash", "(", "enter")
 
 
-async def test_a_search_goes_on_without_a_node_that_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("supervisor.logs.search.SILENCE", 0.2)
+async def test_a_search_finds_what_comes_also_over_a_lost_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "READ_DEADLINE", 0.5)
     async with cluster_of(tmp_path, 2) as (cluster, [first, second]):
         first.stuck = True
-        await second.written(0, b"needle\n")
-        rows = []
-        with pytest.raises(Unreachable, match="n1: no answer in time"):
-            async for row in search(cluster.session, ALL, pattern="needle"):
-                rows.append(row.node)  # noqa: PERF401  what came before the error counts
-        assert rows == ["n2"]
+        first.write(0, b"needle\n" * 3)
+        await second.written(1, b"needle\nhay\n")
+        found, is_complete = Finder(cluster.source, ALL, "needle"), asyncio.Event()
+        searching = asyncio.ensure_future(found.run(lambda: None, is_complete.set))
+
+        async def finds(count: int) -> None:
+            while len(found.hits) < count:
+                await asyncio.sleep(0.01)
+
+        await finds(1)
+        assert found.state_text() == "1+ hits", "n1 has yet to answer"
+        await is_complete.wait()
+        assert found.state_text() == "1 hits", "it has had its time"
+        first.stuck = False
+        await finds(4)
+        second.reached_at = None
+        await second.written(1, b"needle\n")
+        await asyncio.sleep(0.1)
+        second.reached_at = 2.0
+        await finds(5)
+        await second.written(1, b"hay\nneedle\n")
+        await finds(6)
+        cluster.ended = True
+        for node in (first, second):
+            await node.store.end()
+        await searching
+        assert len(found.hits) == len({key for _, key in found.hits}) == 6
+
+
+async def test_a_search_is_complete_without_nodes_that_cannot_be_asked(tmp_path: Path) -> None:
+    async with cluster_of(tmp_path, 2) as (cluster, [first, second]):
+        first.reached_at = None
+        await second.written(1, b"hay\n")
+        found = Finder(cluster.source, ALL, "needle")
+        await search(found)
+        assert found.state_text() == "not found"
 
 
 async def test_a_search_ends_with_as_many_hits_as_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finder, "HITS_KEPT", 20)
-    monkeypatch.setattr(finder, "LOOK_EVERY", 0.05)
     session = with_needles(2000, *range(5, 2000, 40))
     async with running(session) as (app, pilot):
         assert "hit 20 of 20+" in await press(app, pilot, "4", "slash", *"needle", "enter")
@@ -327,8 +357,7 @@ async def test_hits_of_many_files_come_by_time_and_once(tmp_path: Path) -> None:
             for rank, node in enumerate((*nodes, *nodes)):
                 await node.written(rank, b"needle\nhay\n" * (rank * 7 + part + 1))
         found = Finder(cluster.source, ALL, "needle")
-        await found.search(lambda: None)
-        await found.search(lambda: None)
+        await search(found)
         assert len(found.hits) == len({key for _, key in found.hits}) == sum(3 * rank * 7 + 6 for rank in range(4))
         assert found.hits == sorted(found.hits)
         at, seen = found.hits[30], []
@@ -373,7 +402,7 @@ async def test_a_hit_in_a_burst_is_found(tmp_path: Path) -> None:
         cluster.offsets_ms = {"n1": 0.5}
         found = Finder(cluster.source, ALL, "line 249")
         cluster.offsets_ms = {"n1": 0.45}
-        await found.search(lambda: None)
+        await search(found)
         t_ns, key = found.hits[0]
         feed = LogFeed(cluster.source, ALL)
         await feed.show_around(t_ns, 30, found.clocks)

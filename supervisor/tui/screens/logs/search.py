@@ -160,21 +160,24 @@ class LogSearch:
     def _begin(self, finder: Finder, direction: int) -> None:
         self.finder, self._steps = finder, ()
         self._view.pattern = finder.pattern
-        work = functools.partial(finder.run, lambda: self._found(finder, direction))
+        work = functools.partial(finder.run, lambda: self._found(finder), lambda: self._complete(finder, direction))
         # A coroutine object instead of a function would never be awaited if the next search cancelled the worker.
         self._view.run_worker(work, group="find", exclusive=True)  # type: ignore[arg-type]
         self._show_title()
 
-    def _found(self, finder: Finder, direction: int) -> None:
+    def _complete(self, finder: Finder, direction: int) -> None:
+        # Hits that come later do not move the view.
+        if finder is self.finder and finder.current < 0 and finder.hits:
+            if direction:
+                self._steps, self._end_moves = (direction, *self._steps), self._view.end_moves
+            else:
+                finder.stand_at(self._view.pointer)
+        self._found(finder)
+
+    def _found(self, finder: Finder) -> None:
         # The last report of a search may arrive while the application closes.
         if finder is not self.finder or not self._shell.is_running:
             return
-        # Only the hits of the first look move the view.
-        if finder.current < 0 and not finder.running and finder.looks == 1:
-            if direction and finder.hits:
-                self._steps, self._end_moves = (direction, *self._steps), self._view.end_moves
-            elif finder.hits:
-                finder.stand_at(self._view.pointer)
         if not finder.running:
             self.take_steps()
         self._show_title()
