@@ -22,23 +22,20 @@ from supervisor.errors import LaunchFailed, SupervisorError
 from supervisor.link import jobs
 from supervisor.link.hub import Hub
 from supervisor.link.updates import Updates
-from supervisor.logs import files as log_files
-from supervisor.logs import merge
-from supervisor.logs.live import Chunk, follow
-from supervisor.logs.merge import PATIENCE, Page
-from supervisor.logs.rows import Clocks, LogLine
-from supervisor.logs.search import search
+from supervisor.logs import pages
+from supervisor.logs.pages import PATIENCE, Page
+from supervisor.logs.reader import Chunk, LogReader, follow
 from supervisor.nccl import NcclReader, to_fabric
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from remote_agent.wire import Answer, Args
     from remote_agent.wire.answers import JobStacks, JobWindows
     from remote_agent.wire.documents import EditedTree, NcclNode, RequestReply, Status
     from supervisor.history import Series, SeriesQuery
     from supervisor.link.view import LaunchPlan
-    from supervisor.logs.selection import Selection
+    from supervisor.logs.rows import Clocks, LineKey
+    from supervisor.logs.selection import LogQuery, Selection
     from supervisor.nccl import Fabric
     from supervisor.ssh.forward import Forward
     from supervisor.ssh.wires import Terminal
@@ -191,22 +188,18 @@ class Session(Hub):
 
     # --- logs
 
-    async def log(self, node: str, op: str, args: Args) -> Answer:
-        """Send one log_* request to the node that holds the files; raises Unreachable, RequestFailed."""
-        return await log_files.ask(self, node, op, args)
-
-    def ahead_ns(self, node: str) -> int:
-        """Return by how much a node's clock, and the times in its log_window, are ahead of the coordinator's."""
-        return Clocks(self).ahead_ns(node)
-
     def follow(self, selection: Selection, start: str = "end", first: int | None = None) -> AsyncGenerator[Chunk, None]:
-        """Yield chunks of whole lines of all nodes as they arrive (see logs.live). The session must follow the job."""
+        """Yield chunks of whole lines of all nodes as they arrive (see logs.reader); needs `follow`."""
         return follow(self, selection, start, first)
 
     async def merged(self, selection: Selection, count: int, **bounds: Any) -> Page:
-        """Return rows of all nodes by time of arrival (see logs.merge), without nodes that do not answer in time."""
-        return await merge.merged(self, selection, count, patience_s=PATIENCE, **bounds)
+        """Return rows of all nodes by time of arrival (see logs.pages), without nodes that do not answer in time."""
+        return await pages.merged(self, selection, count, patience_s=PATIENCE, **bounds)
 
-    def search(self, selection: Selection, **query: Any) -> AsyncGenerator[LogLine, None]:
-        """Yield the rows that match (see logs.search)."""
-        return search(self, selection, **query)
+    async def from_line(self, selection: Selection, key: LineKey, count: int) -> Page:
+        """Return rows of one file around a line, by its number (see logs.pages)."""
+        return await pages.from_line(self, selection, key, count)
+
+    def rows(self, query: LogQuery, clocks: Clocks | None = None) -> LogReader:
+        """Return a reader of rows that are looked for (see logs.reader), with times by these clock offsets."""
+        return LogReader(self, query, clocks)

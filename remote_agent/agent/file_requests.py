@@ -58,11 +58,9 @@ class JobRequests:
             "series": kept.answer,
             "log_list": self._log(LogStore.list),
             "log_read": self._log(LogStore.read),
-            "log_window": self._log(LogStore.window),
             "log_merged": self._log(LogStore.merged),
             "log_follow": self._log(LogStore.follow),
             "log_rows": self._log(LogStore.rows),
-            "log_search": self._log(LogStore.search),
             "snapshot_files": self.snapshot_files,
             "snapshot_read": self.snapshot_read,
         }

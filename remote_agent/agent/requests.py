@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 LOOKS = frozenset(
     (
         *("identity", "status", "watch", "events", "incidents", "job_files", "nccl", "series", "stacks", "why"),
-        *("await_engine", "log_list", "log_read", "log_window", "log_merged", "log_follow", "log_rows", "log_search"),
+        *("await_engine", "log_list", "log_read", "log_merged", "log_follow", "log_rows"),
         *("snapshot_files", "snapshot_read"),
     )
 )

@@ -4,7 +4,6 @@ In: generation_<g>/rank_<R>/{stdout,stderr,nccl}.log, which the ranks write. Out
 progress of each rank. Imports `wire`, `text` and `diagnose`.
 """
 
-from remote_agent.logs.logfile import Key
 from remote_agent.logs.store import LogStore
 
-__all__ = ["Key", "LogStore"]
+__all__ = ["LogStore"]

@@ -10,9 +10,10 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from remote_agent.logs.logfile import Descriptors, Key, LogFile
+from remote_agent.logs.logfile import Descriptors, LogFile
 from remote_agent.logs.progress import StepReader
 from remote_agent.text.names import GENERATION_FOLDER, RANK_FOLDER
+from remote_agent.wire.answers import LogKey
 from remote_agent.wire.documents import STREAMS
 
 
@@ -37,7 +38,7 @@ class Catalogue:
         self.root = root
         self._writable = writable
         self.descriptors = Descriptors()
-        self.files: dict[Key, LogFile] = {}
+        self.files: dict[LogKey, LogFile] = {}
         self.by_folder: dict[Path, list[LogFile]] = {}
         self.steps: dict[tuple[int, int], StepReader] = {}
         self.folders: dict[int, set[Path]] = {}
@@ -69,7 +70,7 @@ class Catalogue:
         """Find new files of one rank; returns them."""
         new: list[LogFile] = []
         for stream in STREAMS:
-            key = Key(generation, rank, stream)
+            key = LogKey(generation, rank, stream)
             if key in self.files:
                 continue
             log = path / f"{stream}.log"

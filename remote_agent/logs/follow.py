@@ -17,15 +17,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from remote_agent.logs.merge import in_order
 from remote_agent.logs.search import Batch
-from remote_agent.logs.window import index_until
+from remote_agent.logs.slices import index_until
 from remote_agent.text.rows import RECORD_GAP_NS, dropped_text
 from remote_agent.wire import Answer
+from remote_agent.wire.answers import MAX_LARGE
 
 if TYPE_CHECKING:
-    from remote_agent.logs.logfile import Key, LogFile
+    from remote_agent.logs.logfile import LogFile
     from remote_agent.logs.merge import Item, Source
     from remote_agent.logs.records import Record
     from remote_agent.logs.slices import Bell
+    from remote_agent.wire.answers import LogKey
 
 PIECE = 64 * 1024
 # A piece has lines of at most this time, so that ranks stay in order.
@@ -39,7 +41,7 @@ _HOLD_NS = RECORD_GAP_NS + 100_000_000
 # The index of a file that existed before this agent is awaited at most this long.
 _INDEX_WAIT_S = 60.0
 
-Positions = dict["Key", int]
+Positions = dict["LogKey", int]
 """The byte, or line, up to which each file has been given."""
 
 
@@ -88,7 +90,7 @@ class View(NamedTuple):
     """What a follower sees of the store."""
 
     files: Callable[[], list[LogFile]]
-    is_final: Callable[[Key], bool]
+    is_final: Callable[[LogKey], bool]
     """True when the rank of a file has ended and all its bytes are indexed."""
     is_over: Callable[[], bool]
     """True when no file will be added or grow any more."""
@@ -101,7 +103,7 @@ async def ends_of(files: Sequence[LogFile]) -> Positions:
     Waits for the indexes of files that existed before this agent.
     """
     for file in files:
-        await index_until(file, None, _INDEX_WAIT_S)
+        await index_until(file, _INDEX_WAIT_S)
     return {file.key: file.index.line_start for file in files}
 
 
@@ -150,7 +152,7 @@ class _Place:
         return True
 
 
-Places = dict["Key", _Place]
+Places = dict["LogKey", _Place]
 
 
 def follow(view: View, begin: Positions) -> AsyncGenerator[Answer, None]:
@@ -166,14 +168,16 @@ def follow_rows(
     is_past: bool,
     is_whole: bool,
     is_exact: bool,
+    count: int | None,
 ) -> AsyncGenerator[Answer, None]:
     """Yield rows by time until all is over and given. The last answer of each look names the positions reached.
 
     `begin` returns the first line to look at; `open_source` reads a file from one line on and before another.
     `is_past`: end after the first look; then `is_whole` decides whether unfinished lines and records are left out.
-    `is_exact`: all bytes of each line, not what a terminal shows of it.
+    `is_exact`: all bytes of each line, not what a terminal shows of it. `count`: a look gives only so many rows, and
+    names no positions if there are more.
     """
-    give = partial(_rows, is_exact=is_exact)
+    give = partial(_rows, is_exact=is_exact, count=count)
     return _follow(view, begin, open_source, give, is_past=is_past, is_whole=is_whole)
 
 
@@ -197,7 +201,7 @@ async def _follow(
             if over or not by_bytes:
                 # Bytes are sent as far as they are indexed; rows are in order only if all earlier bytes are indexed.
                 is_waited_for = not by_bytes and (over or not file.has_caught_up)
-                await index_until(file, None, _INDEX_WAIT_S if is_waited_for else 0.0)
+                await index_until(file, _INDEX_WAIT_S if is_waited_for else 0.0)
             place = places.get(file.key) or places.setdefault(file.key, _Place(file, begin(file), by_bytes=by_bytes))
             if place.look(over or view.is_final(file.key)):
                 opened.append(open_source(file, place.at, place.stop))
@@ -227,17 +231,23 @@ async def _pieces(opened: list[Source[Piece]], places: Places) -> AsyncGenerator
         yield Answer(data, piece.body)
 
 
-async def _rows(opened: list[Source[Record]], places: Places, *, is_exact: bool) -> AsyncGenerator[Answer, None]:
+async def _rows(
+    opened: list[Source[Record]], places: Places, *, is_exact: bool, count: int | None
+) -> AsyncGenerator[Answer, None]:
     """Yield the rows of these files, then the positions reached."""
-    batch, apart = Batch(), 0
+    batch, apart, left = Batch(), 0, MAX_LARGE if count is None else count
     async for file, record in in_order(opened):
         place = places[file.key]
         if place.holds_back(record):
             continue
         apart += record.apart
-        for row in record.rows:
-            if row.line >= place.at:
-                batch.add(file, file.exact(row) if is_exact else row, record.t_ns)
+        rows = [row for row in record.rows if row.line >= place.at][:left]
+        for row in rows:
+            batch.add(file, file.exact(row) if is_exact else row, record.t_ns)
+        left -= len(rows)
+        if not left:
+            yield batch.take(apart=apart)
+            return
         if batch.is_due():
             yield batch.take(apart=apart)
             apart = 0

@@ -14,7 +14,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from remote_agent.logs.index import BYTES_PER_BLOCK, Block, Covered, LineIndex, Sidecar
 from remote_agent.text.levels import WARN
@@ -22,6 +22,7 @@ from remote_agent.text.rows import CLIP, Row, dropped_text, visible, visible_end
 
 if TYPE_CHECKING:
     from remote_agent.logs.progress import StepReader
+    from remote_agent.wire.answers import LogKey
 
 SLICE = 256 * 1024
 # This many bytes before the place where reading stopped must be unchanged.
@@ -100,18 +101,10 @@ def hole_end(fd: int) -> int:
     return 0
 
 
-class Key(NamedTuple):
-    """The generation, rank and stream of a file."""
-
-    generation: int
-    rank: int
-    stream: str
-
-
 class LogFile:
     """The log of one stream of one rank of one generation."""
 
-    def __init__(self, key: Key, path: Path, descriptors: Descriptors, steps: StepReader, writable: bool) -> None:
+    def __init__(self, key: LogKey, path: Path, descriptors: Descriptors, steps: StepReader, writable: bool) -> None:
         self.key = key
         self.path = path
         self._descriptors = descriptors
@@ -141,11 +134,6 @@ class LogFile:
     def has_caught_up(self) -> bool:
         """True when everything that existed before this agent is indexed."""
         return self.index.scanned >= self._preexisting
-
-    @property
-    def version(self) -> str:
-        """A text that changes when the file is replaced or truncated."""
-        return f"{self._inode}.{self.epoch}"
 
     @property
     def is_external(self) -> bool:
@@ -286,28 +274,6 @@ class LogFile:
         raw = self.pread(row.offset, size)
         # The file may have been rewritten meanwhile.
         return row if b"\n" in raw else row._replace(text=raw)
-
-    def last_lines(self, count: int, limit: int) -> list[Row]:
-        """Return the last rows without the index, numbered from the end (-1 is the last); limit: bytes read."""
-        end = self.size
-        data = b""
-        while end - len(data) > 0 and len(data) < limit and data.count(b"\n") <= count:
-            step = min(CLIP, end - len(data))
-            piece = self.pread(end - len(data) - step, step)
-            if len(piece) < step:
-                break
-            data = piece + data
-        offset = end - len(data)
-        lines = data.split(b"\n")
-        if not lines[-1]:
-            lines.pop()
-        rows: list[Row] = []
-        for number, raw in enumerate(lines, -len(lines)):
-            text = visible(raw)
-            rows.append(Row(number, offset, offset + len(raw), self._mtime_ns, True, text))
-            offset += len(raw) + 1
-        # The first row may lack its beginning.
-        return rows[-count:] if len(rows) > count or end == len(data) else rows[1:] or rows
 
     def _take(self, data: bytes, now_ns: int) -> None:
         scanned = self.index.scanned

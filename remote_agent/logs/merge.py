@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Protocol, TypeVar, Union
 from remote_agent.logs.index import MARK_GAP_NS
 from remote_agent.logs.records import Backwards, Forwards, Record
 from remote_agent.logs.selection import BODY_LIMIT
-from remote_agent.logs.slices import TimeSlice
-from remote_agent.logs.window import entry_of, index_until
+from remote_agent.logs.slices import TimeSlice, index_until
+from remote_agent.text.levels import LETTERS
 from remote_agent.wire import Answer
 from remote_agent.wire.answers import MAX_ROWS
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     from remote_agent.logs.logfile import LogFile
     from remote_agent.logs.selection import Wanted
-    from remote_agent.wire.answers import LogPage
+    from remote_agent.text.rows import Row
+    from remote_agent.wire.answers import LogEntry, LogPage
 
 _INDEX_WAIT_S = 0.5
 # A search for rare rows takes at most this long from its first step on.
@@ -75,7 +76,7 @@ class _Heap:
         """Add the bound of each file, without reading it."""
         time_slice = TimeSlice()
         for number, file in enumerate(self._files):
-            await index_until(file, None, 0.0)
+            await index_until(file, 0.0)
             if file.behind:
                 # Bytes that are not indexed may come next.
                 edge = self._after_ns if self._after_ns is not None else self._before_ns or _LATEST_NS
@@ -94,7 +95,7 @@ class _Heap:
         _, order, source, record = heapq.heappop(self._heap)
         file = self._files[abs(order)]
         if source is None:
-            self.complete = await index_until(file, None, _INDEX_WAIT_S) and self.complete
+            self.complete = await index_until(file, _INDEX_WAIT_S) and self.complete
             source = self._source(file)
         following = source.next()
         if following is not None:
@@ -170,6 +171,8 @@ async def merged(
                 lines += len(record.rows) if record.t_ns >= (after_ns or 0) else 0
         await time_slice.pause_if_over()
     data: LogPage = {"complete": heap.complete, "more": next_ns is not None, "apart": apart}
+    if len(files) == 1 and not files[0].behind:
+        data["lines"] = files[0].index.total_lines
     if after_ns is not None:
         # The record of each file that was being written at that time comes first, and began earlier.
         taken.sort(key=lambda item: item[1].t_ns)
@@ -178,6 +181,25 @@ async def merged(
     data["since_ns"] = 0 if next_ns is None else next_ns + 1
     data["until_ns"] = newest_ns if before_ns is None else before_ns
     return _answer(taken[::-1], data)
+
+
+def entry_of(file: LogFile, row: Row, t_ns: int) -> LogEntry:
+    """Return the wire form of a row, without its text; t_ns: the time that orders it."""
+    generation, rank, stream = file.key
+    entry: LogEntry = {
+        "generation": generation,
+        "rank": rank,
+        "stream": stream,
+        "line": row.line,
+        "offset": row.offset,
+        "t_ns": t_ns,
+        "level": LETTERS[row.level],
+    }
+    if row.upper:
+        entry["t_upper"] = True
+    if row.cut:
+        entry["cut"] = row.cut
+    return entry
 
 
 class _Patience:

@@ -1,21 +1,19 @@
 """Search in whole files on the node: only hits are sent.
 
-In: files, a pattern, a least level. Out: batches of rows, and finally how many bytes were read.
+In: a file, a pattern, a least level. Out: its hits; batches of rows.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import time
-from collections.abc import AsyncGenerator, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from remote_agent.logs.index import after_newlines
 from remote_agent.logs.logfile import SLICE
+from remote_agent.logs.merge import entry_of
 from remote_agent.logs.records import Record, is_kept
-from remote_agent.logs.slices import TimeSlice
-from remote_agent.logs.window import entry_of, index_until
 from remote_agent.text.levels import level_of
 from remote_agent.text.patterns import LINE_S, TooLong, within
 from remote_agent.text.rows import CLIP, Row, visible, without_escapes
@@ -40,11 +38,6 @@ _LINES_PER_TURN = 64
 _TURN_S = 0.005
 # It also gets a turn after this many lines in skipped blocks, about 2 ms.
 _LINES_PASSED = 256 * 1024
-# The times of lines within a block are earlier than their arrival.
-_AGAIN_NS = 1_000_000_000
-# The index of a file that existed before this agent is awaited at most this long.
-_INDEX_WAIT_S = 60.0
-
 
 PIECE = 256 * 1024
 # An escape code that lies across two pieces has at most this length.
@@ -120,23 +113,11 @@ class Query(NamedTuple):
 
     pattern: Pattern
     wanted: Wanted
-    again_ns: int | None = None
-    """Search only lines that may have arrived, or been completed, since this moment."""
     shown: Wanted | None = None
-    whole: bool = False
-    """Search all of a long line, not only the part that a screen shows."""
 
     def shows(self, file: LogFile, row: Row) -> bool:
         """Return whether the record of this row passes `shown`."""
         return self.shown is None or is_kept(file, row, self.shown)
-
-    def first_line(self, file: LogFile) -> int:
-        """Return the first line to search."""
-        first = file.index.first_line
-        if self.again_ns is not None:
-            # The last line at that moment may have been unfinished.
-            first = max(first, file.index.lines_before(self.again_ns - _AGAIN_NS) - 1)
-        return first
 
 
 class _Run(NamedTuple):
@@ -177,64 +158,16 @@ class Batch:
         return answer
 
 
-@dataclasses.dataclass
-class _Tally:
-    """Counts of a search."""
-
-    searched: int = 0
-    """Bytes."""
-    apart: int = 0
-    """Rows that match but belong to a stream that was not asked for."""
-
-
-async def search(files: list[LogFile], query: Query) -> AsyncGenerator[Answer, None]:
-    """Yield hits file by file, in order; the last item has done, begun_ns, searched_bytes and hits."""
-    batch, time_slice, tally, begun_ns = Batch(), TimeSlice(), _Tally(), time.time_ns()
-    hits = 0
-    for file in files:
-        await index_until(file, None, _INDEX_WAIT_S)
-        for row in _rows(file, query, tally, query.first_line(file)):
-            await time_slice.pause_if_over()
-            if batch.is_due():
-                yield batch.take()
-            if row is not None:
-                hits += 1
-                batch.add(file, row, row.t_ns)
-    yield batch.take(done=True, begun_ns=begun_ns, searched_bytes=tally.searched, hits=hits, apart=tally.apart)
-
-
-def _rows(file: LogFile, query: Query, tally: _Tally, first: int) -> Iterator[Row | None]:
-    """Yield the hits of one file from line `first` on; None between slices of work."""
-    epoch = file.epoch
-    for run in _runs(file, query, first):
-        if run is None:
-            yield None
-            continue
-        lost = run.offset < file.dropped
-        tally.searched += 0 if lost else run.end - run.offset
-        # The line for dropped bytes is always a hit: what they held is unknown.
-        rows: Iterable[Row | None] = file.rows_of(file.index.block(0)) if lost else _hits(file, run, query)
-        for row in rows:
-            if file.epoch != epoch:
-                return
-            if row is None or row.line < first or not query.shows(file, row):
-                yield None
-            elif not lost and query.wanted.is_apart(file, row.text):
-                tally.apart += 1
-                yield None
-            else:
-                yield row
-
-
 class Hits:
     """The hits of one file from a line on and before `stop`, each as a record of one line."""
 
     def __init__(self, file: LogFile, query: Query, first: int, stop: int) -> None:
         self.file = file
+        self._query = query
         self._stop = stop
-        self._tally = _Tally()
         self._apart = 0
-        self._rows = _rows(file, query, self._tally, first)
+        """Rows that match but belong to a stream that was not asked for, since the last record."""
+        self._rows = self._found(first)
         self._t_ns = file.index.time_of(first)
 
     def bound_ns(self) -> int | None:
@@ -250,8 +183,29 @@ class Hits:
         if row is not None and row.line >= self._stop:
             return None
         self._t_ns = self._t_ns if row is None else row.t_ns
-        apart, self._apart = self._tally.apart - self._apart, self._tally.apart
+        apart, self._apart = self._apart, 0
         return Record(self._t_ns, [] if row is None else [row], apart)
+
+    def _found(self, first: int) -> Iterator[Row | None]:
+        """Yield the hits from line `first` on; None between slices of work."""
+        file, query, epoch = self.file, self._query, self.file.epoch
+        for run in _runs(file, query, first):
+            if run is None:
+                yield None
+                continue
+            lost = run.offset < file.dropped
+            # The line for dropped bytes is always a hit: what they held is unknown.
+            rows: Iterable[Row | None] = file.rows_of(file.index.block(0)) if lost else _hits(file, run, query)
+            for row in rows:
+                if file.epoch != epoch:
+                    return
+                if row is None or row.line < first or not query.shows(file, row):
+                    yield None
+                elif not lost and query.wanted.is_apart(file, row.text):
+                    self._apart += 1
+                    yield None
+                else:
+                    yield row
 
 
 def _runs(file: LogFile, query: Query, line: int) -> Iterator[_Run | None]:
@@ -346,10 +300,7 @@ def _long_row(file: LogFile, query: Query, line: int, start: int, end: int) -> G
     """Return the row of a long line if it is a hit; yields between slices of work."""
     text = file.visible(start, end)
     try:
-        if query.whole:
-            is_hit = yield from is_in_line(file, start, end, query.pattern)
-        else:
-            is_hit = query.pattern.matches(text)
+        is_hit = yield from is_in_line(file, start, end, query.pattern)
     except TooLong:
         raise _too_long(file, line) from None
     return _timed(file, query, line, start, end, text) if is_hit else None

@@ -8,16 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, Union
 
-from remote_agent.logs.logfile import Key, LogFile
 from remote_agent.text.levels import NCCL_MARK, minimum_level
 from remote_agent.text.patterns import Filter, make_filter
 from remote_agent.text.rows import stream_of
 from remote_agent.wire import Problem
+from remote_agent.wire.answers import LogKey
 from remote_agent.wire.documents import STREAMS
 
 if TYPE_CHECKING:
     from remote_agent.logs.catalogue import Catalogue
     from remote_agent.logs.index import Block
+    from remote_agent.logs.logfile import LogFile
     from remote_agent.text.rows import Row
 
 # A generation has a number, or is "all"; None is the newest one.
@@ -78,11 +79,11 @@ class Wanted(NamedTuple):
 
 def find(catalogue: Catalogue, generation: int, rank: int, stream: str) -> LogFile:
     """Return one file; raises Problem (no_log)."""
-    file = catalogue.files.get(Key(generation, rank, stream))
+    file = catalogue.files.get(LogKey(generation, rank, stream))
     if file is None and isinstance(generation, int):
         # The indexing task may not have found it yet.
         catalogue.scan(generation)
-        file = catalogue.files.get(Key(generation, rank, stream))
+        file = catalogue.files.get(LogKey(generation, rank, stream))
     if file is None:
         known = sorted({key.rank for key in catalogue.files if key.generation == generation})
         message = f"no {stream} of rank {rank} in generation {generation}"

@@ -1,12 +1,16 @@
-"""Long work in time slices on the event loop, and waiting for new bytes.
+"""Long work in time slices on the event loop, such as indexing, and waiting for new bytes.
 
-In: a time budget; rings of the bell. Out: pauses.
+In: a time budget; a file; rings of the bell. Out: pauses.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from remote_agent.logs.logfile import LogFile
 
 # The longest time for which one request may hold the event loop.
 BUDGET_S = 0.01
@@ -29,6 +33,16 @@ class TimeSlice:
         if self.is_over():
             await asyncio.sleep(0)
             self._until = time.monotonic() + BUDGET_S
+
+
+async def index_until(file: LogFile, wait_s: float) -> bool:
+    """Index a file to its end, at most wait_s seconds; True when all of it is indexed."""
+    until = time.monotonic() + wait_s
+    time_slice = TimeSlice()
+    # A live file may be ahead of its index; one slice catches up unless it is flooded.
+    while file.absorb(time.time_ns()) and time.monotonic() < until:
+        await time_slice.pause_if_over()
+    return not file.behind
 
 
 class Bell:

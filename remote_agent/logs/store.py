@@ -1,6 +1,6 @@
 """The logs of one job on this node: the answers to all log requests.
 
-In: the job's directory, requests. Out: lists, bytes, windows, pages, streams; progress of ranks.
+In: the job's directory, requests. Out: lists, bytes, pages, streams; progress of ranks.
 
 Ranks write directly into the files; this module only reads. **No request blocks the event loop for more than about
 20 ms.**
@@ -18,17 +18,17 @@ from remote_agent.logs import search as searching
 from remote_agent.logs import selection
 from remote_agent.logs.catalogue import Catalogue
 from remote_agent.logs.index import BYTES_PER_BLOCK
-from remote_agent.logs.logfile import Key, LogFile
 from remote_agent.logs.merge import merged
 from remote_agent.logs.progress import Reports
 from remote_agent.logs.records import Forwards
-from remote_agent.logs.slices import Bell, TimeSlice
+from remote_agent.logs.slices import Bell, TimeSlice, index_until
 from remote_agent.logs.watch import LogWatch, adopt
-from remote_agent.logs.window import index_until, window
 from remote_agent.text.patterns import compile_pattern
 from remote_agent.wire import Answer, Problem
+from remote_agent.wire.answers import LogKey
 
 if TYPE_CHECKING:
+    from remote_agent.logs.logfile import LogFile
     from remote_agent.logs.merge import Source
     from remote_agent.logs.records import Record
     from remote_agent.logs.selection import Generations
@@ -128,7 +128,7 @@ class LogStore:
         await self._rescan()
         files = []
         for file in self._catalogue.select(None, None, None):
-            await index_until(file, None, 0.0)
+            await index_until(file, 0.0)
             generation, rank, stream = file.key
             known = not file.behind
             files.append(
@@ -163,22 +163,10 @@ class LogStore:
         file = next((one for one in self._catalogue.by_folder.get(path.parent, ()) if one.path == path), None)
         if file is None:
             return 0
-        await index_until(file, None, INDEX_WAIT_S)
+        await index_until(file, INDEX_WAIT_S)
         at = file.index.block(file.index.block_at(max(0, file.size - count))).offset if len(file.index) else 0
         # Readers take a smaller hole for bytes that the rank has written.
         return max(file.dropped, at if at >= BYTES_PER_BLOCK else 0)
-
-    async def window(
-        self, generation: int, rank: int, stream: str, line: int, count: int, at_ns: int | None = None
-    ) -> Answer:
-        """Answer log_window: rows from a line on (negative: from the end); complete: the file is indexed to its end.
-
-        at_ns: `line` counts from the first line that arrived then or later, else from the last; `at` is its number.
-
-        While the file is not complete, rows from the end have negative numbers. version: changes when the file is
-        replaced or truncated. Raises Problem.
-        """
-        return await window(await self._find(generation, rank, stream), line, count, at_ns)
 
     async def merged(
         self,
@@ -256,6 +244,7 @@ class LogStore:
         past: bool = False,
         whole: bool = False,
         exact: bool = False,
+        count: int | None = None,
     ) -> AsyncGenerator[Answer, None]:
         """Answer log_rows: rows by time until the job, or the one generation asked for, is over; raises Problem.
 
@@ -264,13 +253,13 @@ class LogStore:
         continue with; an answer names with `after` how far a reader has come when all that was there has been given.
         since_ns: only what came then or later. apart: how many lines were left out because they are of a stream that
         was not asked for. past: end with what is there; whole: without unfinished lines and records.
-        exact: all bytes of each line, also those that a terminal overwrites.
+        exact: all bytes of each line, also those that a terminal overwrites. count: with `past`, only the first rows.
         """
         lines = selection.check_lines(streams, level)
         records = selection.check_lines(streams, **(shown or {}))
         is_by_line = pattern is not None or bool(level) or not (shown or past)
         view_of_hits = records if shown else None
-        query = searching.Query(compile_pattern(pattern or "", ignore_case), lines, shown=view_of_hits, whole=True)
+        query = searching.Query(compile_pattern(pattern or "", ignore_case), lines, shown=view_of_hits)
         await self._rescan()
         known = _positions(after)
 
@@ -285,7 +274,8 @@ class LogStore:
             return Forwards(file, file.index.time_of(line), records, stop)
 
         view, _ = self._view(generation, ranks, selection.streams_to_read(streams), first)
-        items = following.follow_rows(view, begin, open_source, is_past=past, is_whole=whole, is_exact=exact)
+        how = {"is_past": past, "is_whole": whole, "is_exact": exact}
+        items = following.follow_rows(view, begin, open_source, **how, count=count)
         try:
             async for item in items:
                 yield item
@@ -313,42 +303,13 @@ class LogStore:
         def is_over() -> bool:
             return self._ended or (isinstance(generation, int) and generation in self._finished)
 
-        def is_final(key: Key) -> bool:
+        def is_final(key: LogKey) -> bool:
             return self._ended or key.generation in self._finished
 
         return following.View(files, is_final, is_over, self._bell), first
 
-    async def search(
-        self,
-        pattern: str,
-        generation: Generations = None,
-        ranks: Sequence[int] | None = None,
-        streams: Sequence[str] | None = None,
-        ignore_case: bool = False,
-        level: str | None = None,
-        again_ns: int | None = None,
-        shown: selection.Shown | None = None,
-    ) -> AsyncGenerator[Answer, None]:
-        """Answer log_search: hits file by file, then {done, begun_ns, searched_bytes, hits, apart}; raises Problem.
-
-        again_ns: the begun_ns of an earlier answer: search only what it did not see, or saw unfinished. apart: how
-        many lines would be hits but belong to a stream that was not asked for. shown: level, include and exclude of
-        the view that must show the hits. Of a long line only the part that a screen shows is searched.
-        """
-        wanted = selection.check_lines(streams, level)
-        view = selection.check_lines(streams, **shown) if shown else None
-        query = searching.Query(compile_pattern(pattern, ignore_case), wanted, again_ns, view)
-        await self._rescan()
-        files = selection.select(self._catalogue, generation, ranks, streams)
-        items = searching.search(files, query)
-        try:
-            async for item in items:
-                yield item
-        finally:
-            await items.aclose()
-
     async def _find(self, generation: int, rank: int, stream: str) -> LogFile:
-        if Key(generation, rank, stream) not in self._catalogue.files:
+        if LogKey(generation, rank, stream) not in self._catalogue.files:
             await self._rescan()
         return selection.find(self._catalogue, generation, rank, stream)
 
@@ -367,4 +328,4 @@ class LogStore:
 
 
 def _positions(after: Sequence[Sequence[Any]] | None) -> following.Positions:
-    return {Key(int(generation), int(rank), str(stream)): int(at) for generation, rank, stream, at in after or ()}
+    return {LogKey(int(generation), int(rank), str(stream)): int(at) for generation, rank, stream, at in after or ()}

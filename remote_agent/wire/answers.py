@@ -4,7 +4,7 @@ In: JSON. Out: types, which the gate checks where an answer comes from another m
 documents.py; the annotations are evaluated in the same way.
 """
 
-from typing import Annotated, Any, Optional, TypedDict
+from typing import Annotated, Any, NamedTuple, Optional, TypedDict
 
 from remote_agent.wire.documents import Count, GenerationNumber, RankExit, RankNumber, RankWindow, TimeNs
 from remote_agent.wire.gate import Name, row, whole
@@ -17,6 +17,15 @@ Address = TypedDict("Address", {"address": str, "port": Port})
 """Where an agent listens for the others."""
 
 # --- logs
+
+
+class LogKey(NamedTuple):
+    """The generation, rank and stream of a log file."""
+
+    generation: int
+    rank: int
+    stream: str
+
 
 LogEntry = TypedDict(
     "LogEntry",
@@ -33,22 +42,15 @@ Large = Annotated[int, whole(0, MAX_LARGE)]
 _POSITIONS = list[Annotated[list[Any], row(GenerationNumber, RankNumber, Name, Large)]]
 LogPage = TypedDict(
     "LogPage",
-    {"rows": list[LogEntry], "apart": Count, "more": bool, "complete": bool, "done": bool,
-     "begun_ns": Optional[TimeNs], "since_ns": Optional[TimeNs], "until_ns": Optional[TimeNs],
-     "first": Optional[GenerationNumber], "after": _POSITIONS},
+    {"rows": list[LogEntry], "apart": Count, "more": bool, "complete": bool, "since_ns": Optional[TimeNs],
+     "until_ns": Optional[TimeNs], "first": Optional[GenerationNumber], "after": _POSITIONS, "lines": Optional[Count]},
     total=False,
 )  # fmt: skip
-"""Rows of several files by time, or one answer of a search. All wanted rows from since_ns on and before until_ns are in
+"""Rows of several files by time. All wanted rows from since_ns on and before until_ns are in
 it, or may be: `complete` says whether all files are indexed. apart: how many rows were left out because they are of a
-stream that was not asked for; after: [generation, rank, stream, line] with which a reader continues.
+stream that was not asked for; after: [generation, rank, stream, line] with which a reader continues; lines: how many
+lines there are, in a page of one file that is indexed.
 """
-LogWindow = TypedDict(
-    "LogWindow",
-    {"line": int, "at": Optional[int], "first_line": Count, "total_lines": Optional[Count], "size": Large,
-     "complete": bool, "version": str, "rows": list[LogEntry]},
-    total=False,
-)  # fmt: skip
-"""Rows of one file from `line` on; at: the line of a time."""
 LogChunk = TypedDict(
     "LogChunk",
     {"generation": GenerationNumber, "rank": RankNumber, "stream": Name, "offset": Large, "t_ns": Optional[TimeNs],

@@ -34,7 +34,7 @@ from supervisor.wording.values import one_line
 if TYPE_CHECKING:
     from remote_agent.wire.documents import JournalEvent
     from supervisor.cli.whole_lines import Piece
-    from supervisor.logs.live import Chunk
+    from supervisor.logs.reader import Chunk
     from supervisor.session import Session
 
 # After Ctrl-C, a reader of stdout that reads nothing is waited for this long, seconds.

@@ -38,15 +38,15 @@ from supervisor.cli.output import Writer
 from supervisor.cli.whole_lines import WholeLines, patiently, printed, whole_line, write_folded
 from supervisor.errors import RequestFailed, UsageError
 from supervisor.logs import files as log_files
-from supervisor.logs import merge
+from supervisor.logs import pages
 from supervisor.logs.files import READ_DEADLINE, Asking
-from supervisor.logs.live import RowReader
 from supervisor.logs.rows import Clocks, now_ns
-from supervisor.logs.selection import ALL, RecordFilter, Selection, StreamFilter, files_of
+from supervisor.logs.selection import ALL, LogQuery, RecordFilter, Selection, StreamFilter, files_of
 from supervisor.standard_streams import binary_out
 from supervisor.wording.log_lines import line_of
 
 if TYPE_CHECKING:
+    from supervisor.logs.reader import LogReader
     from supervisor.logs.rows import LogLine
     from supervisor.session import Session
     from supervisor.ssh.answers import LogFileEntry
@@ -192,18 +192,15 @@ async def _lines(session: Session, options: argparse.Namespace, writer: Writer) 
         await _follow(session, selection, newest, stream_filter, writer)
         return
     since_ns, clocks = await _since(session, selection, options)
-    reader = RowReader(
-        session,
+    query = LogQuery(
         selection,
         pattern=options.grep,
         ignore_case=smart_case(options),
         level=None if selection.filter else options.level,
         since_ns=since_ns,
-        note_apart=stream_filter.note,
-        clocks=clocks,
         exact=not (writer.is_terminal or options.fold),
     )
-    batches = _batches(reader, options, newest)
+    batches = _batches(session.rows(query, clocks), options, newest, stream_filter)
     if options.fold:
         # A record may be a second old before it is known to be whole.
         wait_ns = (lambda: now_ns(session) - 2_000_000_000) if options.follow else (lambda: 0)
@@ -242,27 +239,32 @@ async def _since(
     left, before_ns, clocks = options.tail, None, None
     while True:
         count = min(MAX_ROWS, left)
-        page = await merge.merged(session, selection, count, before_ns=before_ns, clocks=clocks)
+        page = await pages.merged(session, selection, count, before_ns=before_ns, clocks=clocks)
         clocks, left = page.clocks, left - len(page.rows)
         before_ns = page.since_ns
         if left <= 0 or not page.more:
             return max(since_ns or 0, before_ns), clocks
 
 
-async def _batches(reader: RowReader, options: argparse.Namespace, newest: int) -> AsyncGenerator[list[LogLine], None]:
+async def _batches(
+    reader: LogReader, options: argparse.Namespace, newest: int, stream_filter: StreamFilter
+) -> AsyncGenerator[list[LogLine], None]:
     """Yield the existing rows (only the last ones if a number was given), then those that arrive."""
     kept: deque[LogLine] = deque(maxlen=options.tail)
     async with aclosing(reader.existing(newest, whole=options.follow)) as existing:
         async for row in existing:
             kept.append(row)
             if options.tail is None and len(kept) == BATCH:
+                stream_filter.note(reader.apart)
                 yield list(kept)
                 kept.clear()
+    stream_filter.note(reader.apart)
     yield list(kept)
     if options.follow:
-        async with aclosing(reader.new(newest)) as new:
-            async for rows in new:
-                yield rows
+        async with aclosing(reader.live(newest)) as batches:
+            async for batch in batches:
+                stream_filter.note(reader.apart)
+                yield batch.lines
 
 
 async def _write(session: Session, writer: Writer, rows: list[LogLine], options: argparse.Namespace) -> None:

@@ -25,7 +25,7 @@ from supervisor.logs.rows import LogLine
 from supervisor.wording.log_lines import begin_of, lines_of, prefix_of
 
 if TYPE_CHECKING:
-    from supervisor.logs.live import Chunk
+    from supervisor.logs.reader import Chunk
     from supervisor.logs.selection import StreamFilter
     from supervisor.session import Session
 

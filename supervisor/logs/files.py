@@ -6,7 +6,8 @@ In: answers to log_list and log_read. Out: the list of all files; the rest of a 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from remote_agent.wire import Answer, Args, CallFailed, WireError
@@ -55,8 +56,15 @@ async def ask(session: Hub, node: str, op: str, args: Args, timeout_s: float = 3
     link = session.links.get(node)
     if link is None:
         raise RequestFailed(f"no host {node!r} in the inventory")
-    try:
+    with operator_errors(node):
         return await link.call(op, args, timeout_s=timeout_s)
+
+
+@contextlib.contextmanager
+def operator_errors(node: str) -> Iterator[None]:
+    """Raise what a request to a node fails with as RequestFailed or Unreachable."""
+    try:
+        yield
     except CallFailed as refused:
         raise RequestFailed(refused.message, refused.hint, refused.kind) from refused
     except (WireError, asyncio.TimeoutError) as broken:

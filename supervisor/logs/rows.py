@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 SAME_MS = 5.0
 
 
+LineKey = tuple[int, int, str, int]
+"""Generation, rank, stream, line."""
+
+
 class LogLine(NamedTuple):
     """One line of one file; `t_ns`: its arrival, by the coordinator's clock."""
 
@@ -34,6 +38,16 @@ class LogLine(NamedTuple):
     """How many bytes of the line follow its text."""
     half: bool = False
     """Its line is still being written; known in pages of merged rows."""
+
+    @property
+    def key(self) -> LineKey:
+        """Identifies the line."""
+        return self.generation, self.rank, self.stream, self.line
+
+    @property
+    def mark(self) -> str:
+        """Its level, if it is "error" or "warn"; else ""."""
+        return {"e": "error", "w": "warn"}.get((self.level or "")[:1].lower(), "")
 
 
 class HasStatus(Protocol):
@@ -72,7 +86,7 @@ class Clocks:
         return None if t_ns is None else t_ns + self.ahead_ns(node)
 
     def rows(self, node: str, answer: Answer) -> list[LogLine]:
-        """Return the rows of a log_merged or log_search answer, with their texts."""
+        """Return the rows of a log_merged, log_rows or log_search answer, with their texts."""
         page: LogPage = answer.data
         entries = page.get("rows")
         if not entries:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from remote_agent.text.rows import NCCL_MARK, stream_of
+from remote_agent.wire.answers import LogKey
 from remote_agent.wire.documents import STREAMS
 
 LEVELS: Final = ("", "warn", "error")
@@ -43,13 +44,43 @@ class Selection:
     """A number, "all", or None: the newest (and all later ones where the log is followed)."""
     ranks: list[int] | None = None
     streams: tuple[str, ...] = ("stdout", "stderr")
-    """Streams of lines: a line of NCCL belongs to nccl in any file. For `live.follow`: streams of files."""
+    """Streams of lines: a line of NCCL belongs to nccl in any file. For `reader.follow`: streams of files."""
     nodes: list[str] | None = None
     filter: RecordFilter = ALL
+
+    @property
+    def file(self) -> LogKey | None:
+        """The one file that has all these lines; None if they may be in several, or are only some of its records."""
+        if not isinstance(self.generation, int) or self.ranks is None or self.filter:
+            return None
+        # Lines of NCCL may be in any file.
+        is_one = len(self.ranks) == len(self.streams) == 1 and self.streams != ("nccl",)
+        return LogKey(self.generation, self.ranks[0], self.streams[0]) if is_one else None
 
     def args(self) -> dict[str, object]:
         """Return the files as arguments of a log request."""
         return {"generation": self.generation, "ranks": self.ranks, "streams": list(self.streams)}
+
+
+@dataclass(frozen=True)
+class LogQuery:
+    """The rows that are wanted: of records that pass the filter of the files, those that match and have the level."""
+
+    files: Selection
+    pattern: str | None = None
+    ignore_case: bool = False
+    level: str | None = None
+    """The least level of a line; that of records is in `files.filter`."""
+    since_ns: int | None = None
+    exact: bool = False
+    """With all bytes of each line, also those that a terminal overwrites."""
+
+    def args(self) -> dict[str, object]:
+        """Return the arguments of a log request, but for the time, which depends on the node's clock."""
+        args = {**self.files.args(), "pattern": self.pattern, "ignore_case": self.ignore_case, "level": self.level}
+        if self.files.filter:
+            args["shown"] = self.files.filter.args()
+        return {**args, "exact": True} if self.exact else args
 
 
 def files_of(streams: tuple[str, ...]) -> tuple[str, ...]:

@@ -22,7 +22,6 @@ from remote_agent.wire.answers import (
     LogChunk,
     LogEntry,
     LogPage,
-    LogWindow,
     NodeWindows,
     Port,
     ProbeFacts,
@@ -159,39 +158,36 @@ def _identity(value: object) -> Identity:
     return identity
 
 
-def _rows(files: bool) -> Callable[[Any], list[LogEntry]]:
-    """Return the shape of rows; `files`: each names its file. Checked by hand: there may be millions."""
+def _is_row(one: Any) -> bool:
+    """Return whether this is a row of a file; by hand, because there may be millions."""
+    if type(one) is not dict:
+        return False
+    get = one.get
+    line, offset, t_ns = get("line"), get("offset"), get("t_ns", 0)
+    if (
+        type(line) is not int
+        or type(offset) is not int
+        or not (-MAX_LARGE <= line <= MAX_LARGE and 0 <= offset <= MAX_LARGE)
+    ):
+        return False
+    if t_ns is not None and (type(t_ns) is not int or abs(t_ns) > MAX_TIME_NS):
+        return False
+    if get("level") not in LEVELS or type(cut := get("cut", 0)) is not int or abs(cut) > MAX_LARGE:
+        return False
+    return (
+        type(group := get("generation")) is int
+        and -1 <= group <= MAX_LARGE
+        and type(place := get("rank")) is int
+        and 0 <= place < MAX_RANKS
+        and type(stream := get("stream")) is str
+        and len(stream) < MAX_STREAM
+    )
 
-    def is_row(one: Any) -> bool:
-        if type(one) is not dict:
-            return False
-        get = one.get
-        line, offset, t_ns = get("line"), get("offset"), get("t_ns", 0)
-        if (
-            type(line) is not int
-            or type(offset) is not int
-            or not (-MAX_LARGE <= line <= MAX_LARGE and 0 <= offset <= MAX_LARGE)
-        ):
-            return False
-        if t_ns is not None and (type(t_ns) is not int or abs(t_ns) > MAX_TIME_NS):
-            return False
-        if get("level") not in LEVELS or type(cut := get("cut", 0)) is not int or abs(cut) > MAX_LARGE:
-            return False
-        return not files or (
-            type(group := get("generation")) is int
-            and -1 <= group <= MAX_LARGE
-            and type(place := get("rank")) is int
-            and 0 <= place < MAX_RANKS
-            and type(stream := get("stream")) is str
-            and len(stream) < MAX_STREAM
-        )
 
-    def read(value: object) -> list[LogEntry]:
-        if not isinstance(value, list) or not all(map(is_row, value)):
-            raise Misfit("is not a list of rows")
-        return value
-
-    return read
+def _rows(value: object) -> list[LogEntry]:
+    if not isinstance(value, list) or not all(map(_is_row, value)):
+        raise Misfit("is not a list of rows")
+    return value
 
 
 def _plain(shape: Callable[[Any], Any]) -> Read:
@@ -203,19 +199,16 @@ def _with(**needed: Any) -> Read:
     return _plain(record(needed))
 
 
-def _with_rows(kind: type, *needed: str, files: bool) -> Read:
-    """Return the reader of a page: as many rows as its body has lines."""
-    kinds = {**kind.__annotations__, "rows": Annotated[Any, _rows(files)]}
-    shape = record({key: kinds[key] for key in needed}, kinds)
+_read_page = record({}, {**LogPage.__annotations__, "rows": Annotated[Any, _rows]})
 
-    def read(data: Any, body: bytes) -> Any:
-        page = shape(data)
-        rows = page.get("rows")
-        if (body.count(b"\n") + 1 != len(rows)) if rows else body:
-            raise Misfit(f"rows has {len(rows or ())} rows, but not as many texts")
-        return page
 
-    return read
+def _page(data: Any, body: bytes) -> Any:
+    """Return a page, which has as many rows as its body has lines."""
+    page = _read_page(data)
+    rows = page.get("rows")
+    if (body.count(b"\n") + 1 != len(rows)) if rows else body:
+        raise Misfit(f"rows has {len(rows or ())} rows, but not as many texts")
+    return page
 
 
 _read_chunk = reader(LogChunk, "generation", "rank", "stream", "offset")
@@ -279,10 +272,8 @@ SHAPES: Mapping[str, Read] = {
     "tree_differences": _plain(reader(TreeDifferences)),
     "log_list": _with(files=list[LogFileEntry]),
     "log_read": _plain(record({"offset": Large}, {"size": Large, "eof": bool})),
-    "log_window": _with_rows(LogWindow, "line", "total_lines", "size", "at", "rows", files=False),
-    "log_merged": _with_rows(LogPage, files=True),
-    "log_search": _with_rows(LogPage, files=True),
-    "log_rows": _with_rows(LogPage, files=True),
+    "log_merged": _page,
+    "log_rows": _page,
     "log_follow": _follow,
     "snapshot_files": _with(path=str, files=list[Annotated[Any, row(str, _MODE, Large, Name)]]),
     "snapshot_read": _plain(_NOTHING),

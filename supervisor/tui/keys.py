@@ -125,7 +125,7 @@ KEYS: Final[tuple[KeyBinding, ...]] = (
         "enter",
         "detail",
         "whole line",
-        "show the whole record, with file and times",
+        "show the whole record, with file and time",
         "logs",
         45,
     ),

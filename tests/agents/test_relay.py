@@ -22,9 +22,9 @@ from remote_agent.wire import Answer, Args, CallFailed, Channel, ChannelClosed, 
 from supervisor import ssh
 from supervisor.errors import RequestFailed
 from supervisor.link import host_link
-from supervisor.logs.live import RowReader
-from supervisor.logs.merge import merged
-from supervisor.logs.selection import Selection
+from supervisor.logs.pages import merged
+from supervisor.logs.reader import LogReader
+from supervisor.logs.selection import LogQuery, Selection
 from supervisor.session import Session
 from supervisor.ssh import HostError, MalformedAnswer
 from supervisor.ssh.answers import PASSED_ON, HostChannel, RelayedChannel
@@ -90,8 +90,8 @@ async def test_logs_stacks_and_nccl_come_through_another_node_until_the_host_is_
             link, seen = session.links["n2"], list[str]()
 
             async def follow() -> None:
-                async for rows in RowReader(session, Selection(streams=("stdout",), nodes=["n2"])).new(0):
-                    seen.extend(row.text.decode() for row in rows)
+                async for batch in LogReader(session, LogQuery(Selection(streams=("stdout",), nodes=["n2"]))).live(0):
+                    seen.extend(row.text.decode() for row in batch.lines)
 
             await session.ready()
             await until(session, lambda: has(session, "generation_running"))
@@ -139,7 +139,7 @@ async def test_a_node_answers_another_one_only_what_changes_nothing(tmp_path: Pa
     assert PASSED_ON < requests.LOOKS
     async with agents(tmp_path, "n1", "n2") as (one, two), through_n1(one, two) as (channel, relayed):
         assert (await relayed.call("identity")).data["node"] == "n2"
-        items = [item async for item in relayed.stream("log_search", {"pattern": "x"})]
+        items = [item async for item in relayed.stream("log_rows", {"pattern": "x", "past": True})]
         assert all(not item.body for item in items)
         # A read-only operator may look there as well.
         await channel.call("attach", {"operator": "guest", "mode": "watch"})
@@ -153,7 +153,7 @@ async def test_a_node_answers_another_one_only_what_changes_nothing(tmp_path: Pa
                 with pytest.raises(CallFailed, match="n2 does not answer"):
                     await other.call("look", {"op": op, "args": {}})
         with pytest.raises(CallFailed) as own:
-            await relayed.call("log_window", {"generation": 0, "rank": 9, "stream": "stdout", "line": 0, "count": 1})
+            await relayed.call("log_read", {"generation": 0, "rank": 9, "stream": "stdout", "offset": 0, "length": 1})
         assert own.value.kind == "no_log"
         assert len(two.context.peers.members) == 2
 

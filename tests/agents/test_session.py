@@ -24,10 +24,11 @@ from supervisor.launch import bringup
 from supervisor.launch.certificates import make_authority
 from supervisor.launch.specs import UpOptions, make_plan
 from supervisor.link import hub as hub_module
-from supervisor.logs import live as follow_module
-from supervisor.logs.live import RowReader
-from supervisor.logs.merge import merged
-from supervisor.logs.selection import Selection
+from supervisor.logs import reader as follow_module
+from supervisor.logs.files import ask
+from supervisor.logs.pages import merged
+from supervisor.logs.reader import LogReader
+from supervisor.logs.selection import LogQuery, Selection
 from supervisor.session import Session
 from supervisor.ssh import HostError, NodeLink
 from supervisor.ssh.wires import RemoteProgram
@@ -98,7 +99,7 @@ async def test_a_job_from_launch_to_end_over_links_that_are_lost(tmp_path: Path)
             assert await later.settle() == []
             assert later.job == "job-t"
             assert "job_succeeded" in [event["type"] for event in await later.journal()]
-            reader = RowReader(later, Selection(streams=("stdout",), ranks=[1]))
+            reader = LogReader(later, LogQuery(Selection(streams=("stdout",), ranks=[1])))
             rows = [row async for row in reader.existing()]
             assert b"\n".join(row.text for row in rows) == files[0, 1, "stdout"]
             last = (await merged(later, Selection(streams=("stdout",)), 10)).rows
@@ -214,8 +215,8 @@ async def test_restart_remove_add_and_stop(tmp_path: Path) -> None:
                 # As if another supervisor had started it.
                 link.learn({"build": "0" * 64, "version": "0.0.9"})
                 with pytest.raises(RequestFailed, match=r"started by another supervisor \(0\.0\.9\): log_merged: Type"):
-                    await other.log("n1", "log_merged", {"count": "many"})
-                assert (await other.log("n1", "log_merged", {"count": 1, "of_tomorrow": 1})).data["rows"]
+                    await ask(other, "n1", "log_merged", {"count": "many"})
+                assert (await ask(other, "n1", "log_merged", {"count": 1, "of_tomorrow": 1})).data["rows"]
             await session.request("stop", kill=False)
             await until(session, lambda: session.ended)
             assert session.state == "stopped"

@@ -11,10 +11,10 @@ import pytest
 
 from supervisor.cli import main
 from supervisor.logs.files import files, read_raw
-from supervisor.logs.live import RowReader
-from supervisor.logs.merge import merged
+from supervisor.logs.pages import merged
+from supervisor.logs.reader import LogReader
 from supervisor.logs.rows import LogLine, clock_error_ms
-from supervisor.logs.selection import RecordFilter, Selection
+from supervisor.logs.selection import LogQuery, RecordFilter, Selection
 from supervisor.session import Session
 from tests.agents.test_session import has, planned, until
 from tests.agents.test_session_hosts import WAIT_S, Hosts, hosts
@@ -56,12 +56,12 @@ def test_errors_are_reported_once_over_a_restart_and_a_lost_link(
 
             async def narrow() -> None:
                 chosen = Selection(streams=("stdout",), filter=RecordFilter(("^ERROR",), ("^x",)))
-                async for rows in RowReader(session, chosen).new(0):
-                    kept.extend(row.text.decode() for row in rows)
+                async for batch in LogReader(session, LogQuery(chosen)).live(0):
+                    kept.extend(row.text.decode() for row in batch.lines)
 
             async def follow() -> None:
-                async for rows in RowReader(session, Selection(streams=("stdout",)), level="error").new(0):
-                    reported.extend(row.text.decode() for row in rows)
+                async for batch in LogReader(session, LogQuery(Selection(streams=("stdout",)), level="error")).live(0):
+                    reported.extend(row.text.decode() for row in batch.lines)
 
             async def follow_raw() -> None:
                 (file,) = [each for each in await files(session) if each["stream"] == "stdout"]
@@ -300,7 +300,7 @@ def test_merged_rows_are_in_the_true_order_though_clocks_are_ten_seconds_apart(t
             await later.ready()
             assert await later.settle() == []
             later.set_status(await later.call("status"))
-            in_order([row async for row in RowReader(later, Selection()).existing()])
+            in_order([row async for row in LogReader(later, LogQuery(Selection())).existing()])
 
     site = tmp_path / "site"
     site.mkdir()

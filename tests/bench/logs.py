@@ -15,12 +15,11 @@ from collections.abc import AsyncIterator, Awaitable, Iterator
 from pathlib import Path
 
 from supervisor.inventory import load
-from supervisor.logs.search import search
-from supervisor.logs.selection import Selection
+from supervisor.link.tasks import cancel_all
+from supervisor.logs.selection import LogQuery, Selection
 from supervisor.session import Session
-from supervisor.tui.logs.feeds import PAGE, RankFeed
+from supervisor.tui.logs.feed import LATEST_NS, Jump, LogFeed
 from supervisor.tui.logs.finder import Finder
-from supervisor.tui.logs.merged import MergedFeed
 from tests.bench.fleet import wait_quiet
 from tests.bench.report import Report, Table, median, ratio, seconds, spread
 from tests.cluster import Cluster, ClusterError
@@ -66,7 +65,7 @@ async def _session(job: Job) -> AsyncIterator[Session]:
         yield session
 
 
-async def _timed(work: Awaitable[None]) -> float:
+async def _timed(work: Awaitable[object]) -> float:
     begun = time.monotonic()
     await work
     return time.monotonic() - begun
@@ -85,21 +84,22 @@ async def _browse(job: Job) -> dict[str, list[float]]:
     found["next error"] = []
     async with _session(job) as session:
         node = next(iter(session.links))
-        rank = RankFeed(session, node, 0, 0, "stdout")
+        one = Selection(0, [0], ("stdout",), [node])
+        rank = LogFeed(session, one)
         # Until the agent has read it all.
-        while rank.count < LINES:
+        while rank.last_line < LINES:
             await rank.refresh(ROWS, lambda: True)
-        times = [row.t_ns for row in (rank.row(rank.count - 1),) if row is not None]
-        await rank.load(0)
-        times += [row.t_ns for row in (rank.row(0),) if row is not None]
+        times = [line.t_ns for line in (rank.line(rank.count - 1),) if line is not None]
+        await rank.show_begin(ROWS)
+        times += [line.t_ns for line in (rank.line(0),) if line is not None]
         for place in PLACES:
-            fresh = RankFeed(session, node, 0, 0, "stdout")
+            fresh = LogFeed(session, one)
             found["open at the end"].append(await _timed(fresh.refresh(ROWS, lambda: True)))
-            line = int(LINES * place)
-            found["to line N"].append(await _timed(fresh.load(line // PAGE)))
-            if fresh.row(line) is None:
-                raise ClusterError(f"line {line} did not appear")
-            merged = MergedFeed(session, Selection(generation=0))
+            key = (0, 0, "stdout", int(LINES * place))
+            found["to line N"].append(await _timed(fresh.seek(Jump(LATEST_NS, key), ROWS)))
+            if fresh.index_of(key) is None:
+                raise ClusterError(f"line {key[3]} did not appear")
+            merged = LogFeed(session, Selection(generation=0))
             t_ns = int(times[1] + (times[0] - times[1]) * place)
             found["to a time"].append(await _timed(merged.show_around(t_ns, ROWS)))
             found["first error"].append(await _timed(_first_error(session)))
@@ -113,9 +113,12 @@ async def _first_error(session: Session) -> None:
     """Until all errors are known, and the rows around the first one."""
     selection = Selection(generation=0)
     finder = Finder(session, selection, "", "error")
-    await asyncio.wait_for(finder.search(lambda: None), WAIT_S)
+    found = asyncio.Event()
+    searching = asyncio.ensure_future(finder.run(lambda: None, found.set))
+    await asyncio.wait_for(found.wait(), WAIT_S)
+    await cancel_all([searching])
     t_ns, _ = finder.hits[0]
-    await MergedFeed(session, selection).show_around(t_ns, ROWS)
+    await LogFeed(session, selection).show_around(t_ns, ROWS)
 
 
 def browse() -> Report:
@@ -146,9 +149,13 @@ async def _search(job: Job, pattern: str) -> tuple[float, int]:
     async with _session(job) as session:
         begun = time.monotonic()
         text = pattern.removeprefix("(?i)")
-        rows = search(session, Selection(generation=0), pattern=text, ignore_case=ignore_case)
-        hits = [row async for row in rows]
-        return time.monotonic() - begun, len(hits)
+        query, hits = LogQuery(Selection(generation=0), text, ignore_case), 0
+        async with contextlib.aclosing(session.rows(query).live()) as batches:
+            async for batch in batches:
+                hits += len(batch.lines)
+                if batch.is_caught_up:
+                    break
+        return time.monotonic() - begun, hits
 
 
 def _grep(cluster: Cluster, job: Job, pattern: str) -> tuple[float, int]:

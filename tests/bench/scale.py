@@ -57,7 +57,7 @@ from remote_agent.wire.events import EventType
 from remote_agent.wire.frames import LENGTHS_BYTES, decode, encode, sizes
 from supervisor.inventory import load
 from supervisor.link.hub import Hub
-from supervisor.logs.merge import Part, rows_before
+from supervisor.logs.pages import Part, rows_before
 from supervisor.logs.rows import LogLine
 from supervisor.ssh.answers import read_answer
 from supervisor.tui import looks, model
@@ -968,7 +968,7 @@ class Job:
         line = LogLine("", 0, 0, "stdout", 0, 0, 0, None, b"step=1200 loss=2.3471")
         fetched = range(0, 1000 * ROWS_OF_A_NODE, 1000)
         parts = [
-            Part([line._replace(node=name, t_ns=place + later) for later in fetched], True, 0, 0, 10**9)
+            Part([line._replace(node=name, t_ns=place + later) for later in fetched], True, 0, 0, 10**9, None)
             for place, name in enumerate(self.nodes)
         ]
         answer, by_step = Answer({"status": status}), SortOrder("step", falling=True)

@@ -23,9 +23,9 @@ from supervisor.errors import HostError, RequestFailed, why
 from supervisor.inventory import Host
 from supervisor.link.host_link import OPEN, HostLink
 from supervisor.link.jobs import choose_job, group_jobs
-from supervisor.logs.live import RowReader
-from supervisor.logs.merge import part_of
-from supervisor.logs.selection import Selection
+from supervisor.logs.pages import part_of
+from supervisor.logs.reader import LogReader
+from supervisor.logs.selection import LogQuery, Selection
 from supervisor.nccl import to_fabric
 from supervisor.preflight import oddities
 from supervisor.preflight.probe import Preflight
@@ -163,7 +163,7 @@ def test_a_document_with_any_part_wrong_is_refused_or_can_be_shown(case: str) ->
 
 
 def test_rows_are_as_many_as_texts_and_have_numbers_that_exist() -> None:
-    for op in ("log_merged", "log_search", "log_rows"):
+    for op in ("log_merged", "log_rows"):
         assert read_answer("n2", op, Answer({"rows": [ROW, ROW]}, b"a\nb")).data["rows"] == [ROW, ROW]
         assert read_answer("n2", op, Answer({"apart": 3})).data == {"apart": 3}
         for rows, body in (([ROW], b"a\nb"), ([ROW, ROW], b"a"), ([], b"a"), ([{}], b"a"), ([7], b"a"), ({}, b"a")):
@@ -174,11 +174,8 @@ def test_rows_are_as_many_as_texts_and_have_numbers_that_exist() -> None:
             for other in others:
                 with pytest.raises(MalformedAnswer, match="rows"):
                     read_answer("n2", op, Answer({"rows": [{**ROW, key: other}]}, b"a"))
-    window = {"line": 5, "at": None, "first_line": 0, "total_lines": 6, "size": 90, "complete": True, "version": "1"}
-    assert read_answer("n2", "log_window", Answer({**window, "rows": [ROW]}, b"a")).data["first_line"] == 0
-    for key in window:
-        with pytest.raises(MalformedAnswer, match=key):
-            read_answer("n2", "log_window", Answer({**window, "rows": [ROW], key: []}, b"a"))
+        with pytest.raises(MalformedAnswer, match="lines"):
+            read_answer("n2", op, Answer({"lines": -1}))
     for data in ({}, {"offset": 3}, {"generation": 0, "rank": 0, "stream": "stdout", "offset": "3"}):
         with pytest.raises(MalformedAnswer):
             read_answer("n2", "log_follow", Answer(data, b"text"))
@@ -298,7 +295,7 @@ def test_a_refusal_is_the_hosts_own_failure() -> None:
     for op in ("status", "events", "log_rows"):
         wrong = asyncio.run(ask("internal", op))
         assert (type(wrong), why(wrong)) == (MalformedAnswer, f"it refuses `{op}`: no")
-    for kind, op in (("pattern", "log_search"), ("internal", "stop"), ("internal", "identity")):
+    for kind, op in (("pattern", "log_rows"), ("internal", "stop"), ("internal", "identity")):
         assert isinstance(asyncio.run(ask(kind, op)), CallFailed), op
 
 
@@ -306,7 +303,7 @@ async def test_a_log_request_that_fails_ends_those_that_are_still_being_answered
     links = {"n1": _refusing("n1", ""), "n2": _refusing("n2", "pattern"), "n3": _refusing("n3", "")}
     hub: Any = SimpleNamespace(links=links, status={}, job="j")
     with pytest.raises(RequestFailed, match="no"):
-        [row async for row in RowReader(hub, Selection()).existing()]
+        [row async for row in LogReader(hub, LogQuery(Selection())).existing()]
 
 
 # What the gate lets through has the type that mypy believes: both read one declaration, field by field.

@@ -316,8 +316,8 @@ def test_the_screens_use_these_members_of_a_session_alone() -> None:
     text = "\n".join(path.read_text() for path in (ROOT / "supervisor" / "tui").rglob("*.py"))
     used = set(re.findall(r"\b_?source\.([a-z_]+)", text)) - {"pop"}
     assert sorted(used) == [
-        "ahead_ns", "ask_user", "cancel_launch", "edited", "ended", "events", "failure", "forward", "forwards", "hosts",
-        "incidents", "job", "launching", "log", "made_s", "merged", "nccl", "notices", "request", "search", "series",
+        "ask_user", "cancel_launch", "edited", "ended", "events", "failure", "forward", "forwards", "from_line",
+        "hosts", "incidents", "job", "launching", "made_s", "merged", "nccl", "notices", "request", "rows", "series",
         "shell", "stacks", "status", "status_age_s", "version", "why",
     ]  # fmt: skip
 

@@ -149,8 +149,8 @@ def test_truncation_and_replacement_are_seen(tmp_path: Path, longer: bool) -> No
         await until(lambda: seen(new))
         assert got.text() == b"old text\nmore old text\n" + new
         assert [item.data["offset"] for item in got.items if item.data.get("replaced")] == [0]
-        answer = await store.window(0, 0, "stdout", 0, 1)
-        assert (answer.body, answer.data["total_lines"]) == (b"brand new", 100 if longer else 1)
+        answer = await store.merged(0, after_ns=0, count=1)
+        assert (answer.body, answer.data["lines"]) == (b"brand new", 100 if longer else 1)
         got.task.cancel()
         await store.stop()
 
@@ -186,7 +186,7 @@ async def test_a_flood_is_followed_to_its_last_byte_though_the_disk_is_full(tmp_
 
         reader = asyncio.ensure_future(read())
         await asyncio.to_thread(flood)
-        last = await store.window(0, 0, "stdout", -1, 1)
+        last = await store.merged(0, count=1)
         await store.end()
         assert await asyncio.wait_for(reader, 20) == b"".join(lines)
     assert last.data["rows"], "shown while it comes"
@@ -242,7 +242,7 @@ async def test_a_long_line_that_does_not_match_is_not_given(tmp_path: Path) -> N
             await until(reader.has_begun)
         for start in range(0, size, 400_000):
             append(log(tmp_path), head[start : start + 400_000])
-            await store.window(0, 0, "stdout", 0, 1)
+            await store.read(0, 0, "stdout", 0, 1)
             await asyncio.sleep(0)
         append(log(tmp_path), end)
         await store.end()
@@ -269,7 +269,7 @@ async def test_rows_go_on_where_a_reader_was(tmp_path: Path) -> None:
     """What is there, whole lines only, then what comes; also with a record that is being written at that moment."""
     async with opened(tmp_path, live=True) as store:
         append(log(tmp_path), b"old\n" + TRACEBACK[:-5])
-        await store.window(0, 0, "stdout", 0, 1)
+        await store.read(0, 0, "stdout", 0, 1)
         there = Follow(store, rows=True, past=True, whole=True, shown={"exclude": ["nothing"]})
         await asyncio.wait_for(there.task, 60)
         assert there.lines() == [b"old"]
@@ -288,7 +288,7 @@ async def test_rows_go_on_where_a_reader_was(tmp_path: Path) -> None:
 async def test_pieces_go_on_where_a_reader_was(tmp_path: Path) -> None:
     async with opened(tmp_path, live=True) as store:
         append(log(tmp_path), b"one\ntwo\nhal")
-        await store.window(0, 0, "stdout", 0, 1)
+        await store.read(0, 0, "stdout", 0, 1)
         first = store.follow(start="end", after=[])
         answer = await first.__anext__()
         assert answer.data == {"first": 0, "after": [[0, 0, "stdout", 8]]}
@@ -316,20 +316,16 @@ def on_disk(path: Path) -> int:
 async def check_readers(store: LogStore, path: Path) -> None:
     """Every reader gives one line for what is gone, then the rest under its own number, offset and text."""
     text = path.read_bytes()
-    everything = [item.data async for item in store.search("no such text", 0)]
-    assert everything[-1]["hits"] == 1, "a search waits for the index, and tells of the gap"
-    listed = (await store.window(0, 0, "stdout", 0, 3)).data
-    first, start = listed["first_line"], listed["rows"][1]["offset"]
+    found = [row async for item in store.rows(0, pattern="no such text", past=True) for row in item.data["rows"]]
+    assert len(found) == 1, "a search waits for the index, and tells of the gap"
+    listed = (await store.merged(0, after_ns=0, count=3)).data
+    first, start = listed["rows"][0]["line"], listed["rows"][1]["offset"]
     assert 0 < start == text.index(b"line")
     assert not text[:start].strip(b"\0")
     kept = [line.rstrip(b"\n") for line in LINES][len(LINES) - text[start:].count(b"\n") :]
     lost = b"\xe2\x80\xa6 %.1f MB were dropped here: log_bound, or --logs of a bundle" % (start / 1e6)
-    total = listed["total_lines"]
-    assert total == first + 1 + len(kept)
-    # Windows, from the front and the end.
-    assert [row["line"] for row in listed["rows"]] == [first, first + 1, first + 2]
-    assert (await store.window(0, 0, "stdout", 0, 3)).body.split(b"\n") == [lost, *kept[:2]]
-    assert (await store.window(0, 0, "stdout", -2, 2)).body.split(b"\n") == kept[-2:]
+    assert listed["lines"] == first + 1 + len(kept)
+    assert [row["line"] for row in listed["rows"]][:3] == [first, first + 1, first + 2]
     # Merged rows, forth and back.
     forth = await store.merged(0, after_ns=0, count=700)
     assert forth.body.split(b"\n")[:700] == [lost, *kept[:699]]
@@ -344,10 +340,9 @@ async def check_readers(store: LogStore, path: Path) -> None:
     assert back == [lost, *kept]
     # A search says what it could not look at, and finds the rest.
     number = int(kept[5].split()[1])
-    items = [item async for item in store.search(f"line {number:07}", 0, level="info")]
+    items = [item async for item in store.rows(0, pattern=f"line {number:07}", level="info", past=True)]
     assert [text for item in items if item.body for text in item.body.split(b"\n")] == [lost, kept[5]]
     assert [row["line"] for item in items for row in item.data["rows"]] == [first, first + 6]
-    assert items[-1].data["searched_bytes"] == len(text) - start
     read = await store.read(0, 0, "stdout", 0, 100)
     assert (read.data["offset"], read.body) == (start, text[start : start + 100])
 
@@ -380,7 +375,7 @@ async def _write_and_follow(root: Path, path: Path) -> None:
     reader = asyncio.ensure_future(follow())
     for begin in range(0, len(LINES), 10_000):
         append(path, b"".join(LINES[begin : begin + 10_000]))
-        await store.window(0, 0, "stdout", -1, 1)
+        await store.merged(0, count=1)
         await asyncio.sleep(0.03)
 
     async def is_within() -> bool:
@@ -390,8 +385,8 @@ async def _write_and_follow(root: Path, path: Path) -> None:
     assert path.stat().st_size == sum(map(len, LINES)), "offsets stay as they were"
     assert on_disk(path) > BOUND // 2
     await check_readers(store, path)
-    listed = (await store.window(0, 0, "stdout", 0, 1)).data
-    assert listed["total_lines"] == len(LINES), "lines keep their numbers"
+    listed = (await store.merged(0, count=1)).data
+    assert listed["lines"] == len(LINES), "lines keep their numbers"
     gone.set()
     await store.end()
     await asyncio.wait_for(reader, 20)
@@ -443,8 +438,8 @@ def test_nothing_is_dropped_where_it_cannot(
         for _ in range(3):
             append(path, b"".join(LINES[:30_000]))
             await until(is_told)
-            await store.window(0, 0, "stdout", -1, 1)
-        assert (await store.window(0, 0, "stdout", 0, 1)).body + b"\n" == LINES[0]
+            await store.merged(0, count=1)
+        assert (await store.merged(0, after_ns=0, count=1)).body + b"\n" == LINES[0]
         await store.end()
         await store.stop()
 

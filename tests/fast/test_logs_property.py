@@ -10,6 +10,7 @@ import itertools
 import re
 import tempfile
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -18,11 +19,12 @@ from hypothesis import strategies as st
 
 from remote_agent.logs import LogStore, index, logfile, merge, selection
 from remote_agent.logs.catalogue import Catalogue
-from remote_agent.logs.logfile import Key, LogFile
+from remote_agent.logs.logfile import LogFile
 from remote_agent.logs.records import Backwards
 from remote_agent.text import patterns
 from remote_agent.text.levels import ESCAPES, level_of, minimum_level
 from remote_agent.text.rows import RecordReader, stream_of
+from remote_agent.wire.answers import LogKey
 from remote_agent.wire.documents import STREAMS
 from tests.examples import examples
 
@@ -68,15 +70,6 @@ def naive_seen(line: bytes) -> bytes:
     return ESCAPES.sub(b"", line.rstrip(b"\r").rsplit(b"\r", 1)[-1])
 
 
-def naive_hit(regex: re.Pattern[bytes], line: bytes) -> bool | None:
-    """Whether a search finds a line; of a long one in the part that is shown. None: a match ends where that does."""
-    if len(line) <= CLIP:
-        return regex.search(naive_seen(line)) is not None
-    part = ESCAPES.sub(b"", naive_text(line))
-    match = regex.search(part)
-    return None if match is not None and match.end() == len(part) else match is not None
-
-
 class Job:
     """A job directory with one log, written in pieces."""
 
@@ -94,7 +87,7 @@ class Job:
         """Write piece by piece, indexing after each one."""
         catalogue = Catalogue(self.root, writable=True)
         catalogue.scan(0)
-        file = catalogue.files[Key(0, 0, "stdout")]
+        file = catalogue.files[LogKey(0, 0, "stdout")]
         for number, piece in enumerate(pieces):
             self.append(piece)
             while file.absorb(10**18 + number * gap_ns):
@@ -127,23 +120,25 @@ def test_index_and_rows_agree_with_the_whole_file(data: bytes, cuts: list[float]
 
 
 @examples(60)
-@given(TEXTS, CUTS, st.integers(-5, 300), st.integers(0, 300))
-def test_window_agrees_with_the_whole_file(data: bytes, cuts: list[float], line: int, count: int) -> None:
+@given(TEXTS, CUTS, st.integers(0, 300), st.integers(1, 300))
+def test_rows_from_a_line_on_agree_with_the_whole_file(data: bytes, cuts: list[float], line: int, count: int) -> None:
     async def check(job: Job) -> None:
         store = LogStore(job.root, live=True)
         await store.start()
         try:
             for piece in split(data, cuts):
                 job.append(piece)
-                await store.window(0, 0, "stdout", 0, 1)
-            answer = await store.window(0, 0, "stdout", line, count)
+                await store.read(0, 0, "stdout", 0, 1)
             lines = [naive_text(each) for each in naive_lines(data)]
-            first = max(0, len(lines) + line) if line < 0 else line
-            assert answer.data["complete"]
-            assert answer.data["total_lines"] == len(lines)
+            assert (await store.merged(0)).data["lines"] == len(lines)
+            after = [[0, 0, "stdout", line]]
+            rows = store.rows(0, streams=STREAMS, after=after, pattern="", past=True, count=count)
+            found = [item async for item in rows if item.data["rows"]]
+            # From a place behind its end, a file is read from its beginning.
+            first = line if line <= len(lines) else 0
             wanted = lines[first : first + count]
-            assert [row["line"] for row in answer.data["rows"]] == list(range(first, first + len(wanted)))
-            assert answer.body == b"\n".join(wanted)
+            assert [row["line"] for item in found for row in item.data["rows"]] == [*range(first, first + len(wanted))]
+            assert [text for item in found for text in item.body.split(b"\n")] == wanted
         finally:
             await store.stop()
 
@@ -168,25 +163,23 @@ def test_search_agrees_with_the_whole_file(
         store = LogStore(job.root, live=False)
         await store.start()
         found: list[tuple[int, bytes]] = []
-        last: dict[str, object] = {}
-        async for item in store.search(pattern, 0, streams=streams, ignore_case=ignore_case, level=level):
+        apart = 0
+        how: dict[str, Any] = {"pattern": pattern, "ignore_case": ignore_case, "level": level, "past": True}
+        async for item in store.rows(0, streams=streams, **how):
             texts = item.body.split(b"\n") if item.data["rows"] else []
             found += [(row["line"], text) for row, text in zip(item.data["rows"], texts, strict=True)]
-            last = item.data
+            apart += item.data["apart"]
         regex = re.compile(pattern.encode(), re.I if ignore_case else 0)
-        judged = {number: naive_hit(regex, line) for number, line in enumerate(naive_lines(data))}
-        doubtful = {number for number, is_hit in judged.items() if is_hit is None}
-        matching = [(number, naive_text(line)) for number, line in enumerate(naive_lines(data)) if judged[number]]
-        matching = [each for each in matching if level_of(each[1]) >= minimum_level(level)]
-        sure = [each for each in found if each[0] not in doubtful]
-        # Compared without their texts, whose difference would be long.
-        assert [number for number, _ in sure] == [
-            number for number, text in matching if stream_of("stdout", text) in streams
+        matching = [
+            (number, naive_text(line))
+            for number, line in enumerate(naive_lines(data))
+            if regex.search(naive_seen(line)) and level_of(naive_text(line)) >= minimum_level(level)
         ]
-        assert all(text == naive_text(naive_lines(data)[number]) for number, text in sure)
-        assert last["done"]
-        assert doubtful or "nccl" in streams or last["apart"] == len(matching) - len(found)
-        assert last["hits"] == len(found)
+        wanted = [each for each in matching if stream_of("stdout", each[1]) in streams]
+        # Compared without their texts, whose difference would be long.
+        assert [number for number, _ in found] == [number for number, _ in wanted]
+        assert all(mine[1] == naive[1] for mine, naive in zip(found, wanted, strict=True))
+        assert "nccl" in streams or apart == len(matching) - len(found)
         await store.stop()
 
     with tempfile.TemporaryDirectory() as folder:
@@ -251,7 +244,7 @@ def test_pages_of_merged_rows_hold_every_line_once(
         catalogue.scan(0)
         whole = [b"", b"", b""]
         for number, (rank, data) in enumerate(writes):
-            file = catalogue.files[Key(0, rank, "stdout")]
+            file = catalogue.files[LogKey(0, rank, "stdout")]
             with file.path.open("ab") as out:
                 out.write(data)
             whole[rank] += data
@@ -376,7 +369,7 @@ def test_a_filter_keeps_what_a_naive_one_keeps(
         assert await read(store, forwards=True) == wanted
         assert await read(store, forwards=False) == wanted
         shown: selection.Shown = {"include": include, "exclude": exclude, "level": level}
-        items = [item.data["rows"] async for item in store.search("", 0, streams=STREAMS, shown=shown)]
+        items = [item.data["rows"] async for item in store.rows(0, streams=STREAMS, pattern="", shown=shown, past=True)]
         assert [row["line"] for rows in items for row in rows] == [line for each in wanted for line, _ in each]
         await store.stop()
 

@@ -17,8 +17,7 @@ from unittest import mock
 
 import pytest
 
-from remote_agent.logs import index, window
-from remote_agent.logs import search as searching
+from remote_agent.logs import index
 from remote_agent.logs.index import Covered, LineIndex, Sidecar
 from remote_agent.logs.nccl import read_map
 from remote_agent.logs.progress import StepReader
@@ -38,15 +37,15 @@ def test_arrival_times_outlive_the_agent(tmp_path: Path) -> None:
         async with opened(tmp_path, live=True) as store:
             for number in range(3):
                 append(log(tmp_path), b"line %d\n" % number)
-                await store.window(0, 0, "stdout", 0, 1)
+                await store.read(0, 0, "stdout", 0, 1)
                 await asyncio.sleep(0.03)
-            answer = await store.window(0, 0, "stdout", 0, 3)
+            answer = await store.merged(0, count=3)
             await store.end()
         return [row["t_ns"] for row in answer.data["rows"]]
 
     async def read() -> list[dict[str, Any]]:
         async with opened(tmp_path, live=False) as store:
-            answer = await store.window(0, 0, "stdout", 0, 3)
+            answer = await store.merged(0, count=3)
             listed = (await store.list()).data["files"]
             assert [each["lines"] for each in listed] == [3]
         rows: list[dict[str, Any]] = answer.data["rows"]
@@ -86,11 +85,11 @@ async def test_however_often_a_job_restarts_no_more_files_are_open(tmp_path: Pat
         counts = []
         for generation in range(200):
             append(log(tmp_path, generation=generation), b"step 1\n")
-            await store.window(generation, 0, "stdout", 0, 1)
+            await store.read(generation, 0, "stdout", 0, 1)
             await store.finish(generation)
             counts.append(len(os.listdir("/proc/self/fd")))
         assert max(counts) <= counts[0] + 1
-        answer = await store.window(0, 0, "stdout", 0, 1)
+        answer = await store.merged(0, count=1)
         assert answer.body == b"step 1", "an old log can still be read"
     async with opened(tmp_path, live=True) as store:
         # So it is for an agent that finds these logs.
@@ -106,10 +105,10 @@ async def test_a_traceback_is_never_torn(tmp_path: Path) -> None:
     async with opened(tmp_path, live=True) as store:
         for number, line in enumerate(TRACEBACK.splitlines(keepends=True)):
             append(log(tmp_path, 0, "stderr"), line)
-            await store.window(0, 0, "stderr", 0, 1)
+            await store.read(0, 0, "stderr", 0, 1)
             await asyncio.sleep(0.012)
             append(log(tmp_path, 1, "stderr"), b"step %d\n" % number)
-            await store.window(0, 1, "stderr", 0, 1)
+            await store.read(0, 1, "stderr", 0, 1)
             await asyncio.sleep(0.012)
         answer = await store.merged(0, streams=["stderr"], count=20)
         assert answer.body + b"\n" == TRACEBACK + b"step 0\nstep 1\nstep 2\nstep 3\n"
@@ -136,19 +135,6 @@ async def test_read_gives_the_very_bytes(tmp_path: Path) -> None:
             await store.read(0, 0, "stdout", -1, 1)
 
 
-async def test_the_end_of_a_large_file_is_shown_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(window, "TAIL_WAIT_S", 0.0)
-    append(log(tmp_path), b"line of an earlier run\n" * 200_000 + b"the end\n")
-    async with opened(tmp_path, live=False) as store:
-        first = await store.window(0, 0, "stdout", -2, 2)
-        assert not first.data["complete"]
-        assert [row["line"] for row in first.data["rows"]] == [-2, -1]
-        assert first.body == b"line of an earlier run\nthe end"
-        late = await store.window(0, 0, "stdout", 200_000, 5)
-        assert [row["line"] for row in late.data["rows"]] == [200_000]
-        assert late.data["total_lines"] == 200_001
-
-
 async def test_nonsense_is_refused_with_a_reason(tmp_path: Path) -> None:
     async with opened(tmp_path, live=False) as store:
         assert (await store.merged()).data["rows"] == []
@@ -165,24 +151,6 @@ async def test_nonsense_is_refused_with_a_reason(tmp_path: Path) -> None:
 # Logs: search over the files of a node, in lines of any length, coloured or written over, at any pattern's price.
 
 
-async def test_a_search_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What came since, and the line that was not whole; no more is read than that takes."""
-    monkeypatch.setattr(searching, "_AGAIN_NS", 0)
-    async with opened(tmp_path, live=True) as store:
-        path = log(tmp_path)
-        append(path, b"needle\n" * 20_000 + b"nee")
-        await store.window(0, 0, "stdout", 0, 1)
-        first = [item async for item in store.search("needle")]
-        assert first[-1].data["hits"] == 20_000
-        append(path, b"dle\nneedle\nno\n")
-        await store.window(0, 0, "stdout", -1, 1)
-        again = [item async for item in store.search("needle", again_ns=first[-1].data["begun_ns"])]
-        assert [row["line"] for item in again for row in item.data["rows"]] == [20_000, 20_001]
-        assert again[-1].data["searched_bytes"] < 10_000
-        last = [item async for item in store.search("needle", again_ns=again[-1].data["begun_ns"])]
-        assert last[-1].data["hits"] == 0
-
-
 SLOW = [
     r"a*a*a*a*\d", r"(a+)+\d", r"(a|aa)+\d", r"(a+)\1*\1*\d", r"a{0,63}a{0,63}a{0,63}a{0,63}\d",
     "a?" * 28 + "a" * 28 + r"\d",
@@ -196,7 +164,7 @@ async def test_a_pattern_that_cannot_be_run_ends_the_search_and_not_the_agent(tm
     async with opened(tmp_path, live=False) as store:
         begun = time.process_time()
         with pytest.raises(Problem) as refused:
-            async for _ in store.search(pattern):
+            async for _ in store.rows(pattern=pattern, past=True):
                 pass
         assert time.process_time() - begun < 10
         assert refused.value.kind == "pattern"
@@ -230,15 +198,6 @@ async def test_all_of_a_long_line_is_searched(tmp_path: Path, line: bytes, patte
         assert [row["line"] for row in found] == [1] * is_hit
 
 
-@pytest.mark.parametrize("more", [100, LONG, 20 * 1024 * 1024])
-async def test_a_search_looks_at_what_a_screen_shows_of_a_long_line(tmp_path: Path, more: int) -> None:
-    append(log(tmp_path), b"first\n" + b"near".ljust(64 * 1024) + b"far" + b"x" * more + b"\nlast\n")
-    async with opened(tmp_path, live=False) as store:
-        for pattern, lines in (("near", [1]), ("far", []), ("near|last", [1, 2]), ("far|last", [2])):
-            found = [row async for item in store.search(pattern) for row in item.data["rows"]]
-            assert [row["line"] for row in found] == lines
-
-
 async def test_search_and_level_go_by_what_is_seen(tmp_path: Path) -> None:
     """Escape codes are neither in the way of a pattern nor of a level; the row keeps its colours."""
     coloured = b"\x1b[31mERROR\x1b[0m loss=\x1b[32m0.5\x1b[0m end"
@@ -250,9 +209,9 @@ async def test_search_and_level_go_by_what_is_seen(tmp_path: Path) -> None:
             ("0m|0.7", []),
             (r"^\w+ l", [0, 2, 4, 6]),
         ]:
-            found = [row async for item in store.search(pattern) for row in item.data["rows"]]
+            found = [row async for item in store.rows(pattern=pattern, past=True) for row in item.data["rows"]]
             assert [row["line"] for row in found] == lines, pattern
-        (item, _) = [item async for item in store.search("", level="error")]
+        (item, _) = [item async for item in store.rows(level="error", past=True)]
         assert ([row["line"] for row in item.data["rows"]], item.body) == ([6], coloured)
 
 

@@ -24,7 +24,7 @@ from supervisor.cli.report import put
 from supervisor.cli.whole_lines import WholeLines, prefixed
 from supervisor.errors import HostError, HostFailure, LaunchFailed, RequestFailed
 from supervisor.logs.fold import Folder
-from supervisor.logs.live import Chunk
+from supervisor.logs.reader import Chunk
 from supervisor.logs.rows import LogLine
 from supervisor.nccl import Fabric
 from supervisor.preflight import probe

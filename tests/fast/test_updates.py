@@ -24,7 +24,7 @@ from supervisor.inventory import Inventory, JobDefaults, load
 from supervisor.link import host_link, updates
 from supervisor.link.hub import Hub
 from supervisor.logs.files import files
-from supervisor.logs.live import follow
+from supervisor.logs.reader import follow
 from supervisor.logs.selection import Selection
 from supervisor.session import Session
 from supervisor.ssh.answers import HostChannel

@@ -21,7 +21,7 @@ from supervisor.cli.logs import parse_logs
 from supervisor.cli.output import Writer
 from supervisor.cli.whole_lines import LINE_LIMIT, LongLine, Piece, WholeLines, prefixed
 from supervisor.logs.fold import Fold, Folder
-from supervisor.logs.live import Chunk
+from supervisor.logs.reader import Chunk
 from supervisor.logs.rows import LogLine
 from supervisor.logs.selection import StreamFilter
 from supervisor.session import Session

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,16 +17,17 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 from remote_agent.logs import LogStore
-from remote_agent.wire import Answer
-from supervisor.logs import merge
-from supervisor.logs.merge import Page
-from supervisor.logs.rows import Clocks, LogLine
-from supervisor.logs.search import search
-from supervisor.logs.selection import RecordFilter, Selection
+from remote_agent.wire import Answer, ChannelClosed
+from supervisor.link.tasks import cancel_all, each
+from supervisor.logs import pages
+from supervisor.logs.pages import Page
+from supervisor.logs.reader import LogReader
+from supervisor.logs.rows import Clocks, LineKey
+from supervisor.logs.selection import LogQuery, RecordFilter, Selection
 from supervisor.session import Session
 from supervisor.tui.app import SupervisorApp
-from supervisor.tui.logs.feeds import RankFeed
-from supervisor.tui.logs.merged import MergedFeed
+from supervisor.tui.logs.feed import LogFeed
+from supervisor.tui.logs.finder import Finder
 from supervisor.tui.screens.logs.screen import LogsScreen
 from supervisor.tui.widgets.virtual_log import VirtualLog
 from tests.screens import recorded
@@ -36,6 +37,7 @@ ALL = Selection(generation="all")
 
 
 FILE = ("n1", 0, 0, "stdout")
+ONE = Selection(0, [0], ("stdout",), ["n1"])
 
 
 SECOND = 1_000_000_000
@@ -55,6 +57,10 @@ class NodeLink:
     can_be_asked: bool = True
     opened_at: float = 1.0
     is_malformed: bool = False
+    active: bool = True
+    opened: bool = True
+    reached_at: float | None = 1.0
+    """None: the connection is lost."""
 
     @property
     def view(self) -> SimpleNamespace:
@@ -67,9 +73,18 @@ class NodeLink:
         return await ask(**args)
 
     async def stream(self, op: str, args: dict[str, Any]) -> AsyncGenerator[Answer, None]:
-        if self.stuck:
-            await asyncio.Event().wait()
-        async for item in self.store.search(**args):
+        while self.stuck:
+            await asyncio.sleep(0.01)
+        ask: Callable[..., AsyncGenerator[Answer, None]] = getattr(self.store, op.removeprefix("log_"))
+        reached_at = self.reached_at
+        async with aclosing(ask(**args)) as items:
+            async for item in items:
+                if self.reached_at != reached_at:
+                    raise ChannelClosed("lost")
+                yield item
+
+    async def whole_stream(self, op: str, args: dict[str, Any], timeout_s: float) -> AsyncGenerator[Answer, None]:
+        async for item in each(self.stream(op, args), timeout_s):
             yield item
 
     def write(self, rank: int, data: bytes) -> Path:
@@ -94,9 +109,16 @@ class NodeLink:
 class Cluster:
     """What the feeds and `session.logs` need of a session."""
 
+    follows = True
+    ended = False
+    state = "running"
+
     def __init__(self) -> None:
         self.links: dict[str, NodeLink] = {}
         self.offsets_ms: dict[str, float] = {}
+
+    async def wait_change(self, timeout_s: float) -> None:
+        await asyncio.sleep(timeout_s)
 
     @property
     def status(self) -> dict[str, Any]:
@@ -113,16 +135,13 @@ class Cluster:
     async def merged(self, selection: Selection, count: int, **bounds: Any) -> Page:
         # A node that does not answer at all is waited for in vain; one on a busy machine is not.
         patience_s = 0.2 if any(link.stuck for link in self.links.values()) else 60.0
-        return await merge.merged(self.session, selection, count, patience_s=patience_s, **bounds)
+        return await pages.merged(self.session, selection, count, patience_s=patience_s, **bounds)
 
-    def search(self, selection: Selection, **query: Any) -> AsyncGenerator[LogLine, None]:
-        return search(self.session, selection, **query)
+    async def from_line(self, selection: Selection, key: LineKey, count: int) -> Page:
+        return await pages.from_line(self.session, selection, key, count)
 
-    def ahead_ns(self, node: str) -> int:
-        return Clocks(self.session).ahead_ns(node)
-
-    async def log(self, node: str, op: str, args: dict[str, Any]) -> Answer:
-        return await self.links[node].call(op, args, 5.0)
+    def rows(self, query: LogQuery, clocks: Clocks | None = None) -> LogReader:
+        return LogReader(self.session, query, clocks)
 
 
 @asynccontextmanager
@@ -145,14 +164,14 @@ def lines(count: int, name: str = "line") -> bytes:
     return b"".join(b"%s %d\n" % (name.encode(), number) for number in range(count))
 
 
-def shown(feed: MergedFeed | RankFeed) -> list[tuple[str, int]]:
+def shown(feed: LogFeed) -> list[tuple[str, int]]:
     """Node and number of all lines that are here, in their order."""
-    rows = [feed.row(index) for index in range(feed.count)]
+    rows = [feed.line(index) for index in range(feed.count)]
     return [(row.node, row.line) for row in rows if row is not None]
 
 
-def texts(feed: MergedFeed | RankFeed) -> list[bytes]:
-    rows = [feed.row(index) for index in range(feed.count)]
+def texts(feed: LogFeed) -> list[bytes]:
+    rows = [feed.line(index) for index in range(feed.count)]
     return [row.text for row in rows if row is not None]
 
 
@@ -164,11 +183,19 @@ def no() -> bool:
     return False
 
 
-def narrowed(cluster: Cluster, **parts: object) -> MergedFeed:
-    return MergedFeed(cluster.source, dataclasses.replace(ALL, filter=RecordFilter(**parts)))  # type: ignore[arg-type]
+def narrowed(cluster: Cluster, **parts: object) -> LogFeed:
+    return LogFeed(cluster.source, dataclasses.replace(ALL, filter=RecordFilter(**parts)))  # type: ignore[arg-type]
 
 
-async def load_all(feed: MergedFeed) -> list[bytes]:
+async def search(finder: Finder) -> None:
+    """Search until all that is there has been searched."""
+    is_complete = asyncio.Event()
+    searching = asyncio.ensure_future(finder.run(lambda: None, is_complete.set))
+    await is_complete.wait()
+    await cancel_all([searching])
+
+
+async def load_all(feed: LogFeed) -> list[bytes]:
     """Scroll to both ends; returns all lines."""
     for _ in range(50):
         want = feed.missing(0, 0)
@@ -235,10 +262,11 @@ def body(app: SupervisorApp) -> list[str]:
 
 
 async def open_stdout(app: SupervisorApp, pilot: Pilot[int]) -> VirtualLog:
-    """The stdout of rank 0, by line number."""
+    """The stdout of rank 0."""
     await press(app, pilot, "3", "enter", "s")
     log = log_of(app)
-    assert isinstance(log.feed, RankFeed)
+    assert log.feed is not None
+    assert log.feed.selection.file is not None
     return log
 
 

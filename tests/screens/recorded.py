@@ -9,26 +9,27 @@ import asyncio
 import dataclasses
 import datetime
 import heapq
+import itertools
 import json
 import re
-from bisect import bisect_left
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from remote_agent.history import samples
 from remote_agent.history.pyramid import History
 from remote_agent.text.patterns import make_filter
-from remote_agent.wire import Answer
+from remote_agent.text.rows import RecordReader
 from supervisor.errors import LaunchFailed, RequestFailed, SupervisorError, Unreachable
 from supervisor.history import Series, SeriesQuery, merge
 from supervisor.link.view import HostView, Notice
-from supervisor.logs.merge import Page
-from supervisor.logs.rows import Clocks, LogLine
-from supervisor.logs.selection import Selection
+from supervisor.logs.pages import Page
+from supervisor.logs.reader import Batch
+from supervisor.logs.rows import Clocks, LineKey, LogLine
+from supervisor.logs.selection import LogQuery, Selection
 from supervisor.nccl import Fabric
 from supervisor.ssh.forward import Forward
-from supervisor.tui.logs.row import level_of
 
 DATA = Path(__file__).parent / "data"
 File = tuple[str, int, int, str]
@@ -172,30 +173,6 @@ class RecordedSession(_Session):  # type: ignore[misc]
         if self.latency_s:
             await asyncio.sleep(self.latency_s)
 
-    async def log(self, node: str, op: str, args: Any) -> Answer:
-        """Answer log_window as an agent does."""
-        await self._delay()
-        if self.hosts.get(node) is not None and self.hosts[node].state != "up":
-            raise Unreachable(f"{node}: no link")
-        if op != "log_window":
-            raise RequestFailed(f"no such request: {op}", kind="unknown_op")
-        lines = self.files.get((node, args["generation"], args["rank"], args["stream"]), [])
-        at = bisect_left(lines, args.get("at_ns") or 0, key=lambda line: line.t_ns) if args.get("at_ns") else None
-        at = None if at is None else max(0, min(at, len(lines) - 1))
-        base = at if at is not None else len(lines) if args["line"] < 0 else 0
-        first = max(0, base + args["line"])
-        chosen = lines[first : first + args["count"]]
-        rows = [
-            {"line": first + at, "offset": (first + at) * 80, "t_ns": line.t_ns, "level": line.level}
-            for at, line in enumerate(chosen)
-        ]
-        data = {"line": first, "at": at, "total_lines": len(lines), "size": len(lines) * 80, "rows": rows}
-        return Answer(data, b"\n".join(line.text for line in chosen))
-
-    def ahead_ns(self, node: str) -> int:
-        """All clocks are right."""
-        return 0
-
     def _rows(self, selection: Selection) -> list[list[LogLine]]:
         newest = max((file[1] for file in self.files), default=0)
         wanted = newest if selection.generation is None else selection.generation
@@ -204,13 +181,21 @@ class RecordedSession(_Session):  # type: ignore[misc]
             chosen = wanted in ("all", generation) and stream in selection.streams
             chosen = chosen and (selection.ranks is None or rank in selection.ranks)
             if chosen and (selection.nodes is None or node in selection.nodes):
-                parts.append(
-                    [
-                        LogLine(node, generation, rank, stream, at, at * 80, line.t_ns, line.level, line.text)
-                        for at, line in enumerate(lines)
-                    ]
-                )
+                reader, t_ns, part = RecordReader(), 0, []
+                for at, line in enumerate(lines):
+                    t_ns = line.t_ns if reader.begins(line.text, line.t_ns) else t_ns
+                    part.append(LogLine(node, generation, rank, stream, at, at * 80, t_ns, line.level, line.text))
+                parts.append(part)
         return parts
+
+    async def from_line(self, selection: Selection, key: LineKey, count: int) -> Page:
+        """The lines of one file around one of them."""
+        page = await self.merged(dataclasses.replace(selection, generation=key[0], ranks=[key[1]]), 1 << 30)
+        rows = [row for row in page.rows if row.key[:3] == key[:3]]
+        begun = {row.t_ns for row in rows if row.line < key[3] - count // 3}
+        whole = [row for row in rows if row.t_ns not in begun]
+        rows = whole[:count] if whole and whole[0].line <= key[3] else rows[: key[3] + count]
+        return page._replace(rows=rows, more=True)
 
     async def merged(
         self,
@@ -223,33 +208,54 @@ class RecordedSession(_Session):  # type: ignore[misc]
     ) -> Page:
         """The last rows by time, or the first ones."""
         await self._delay()
-        absent = sorted(name for name, host in self.hosts.items() if host.state == "lost")
+        nodes = selection.nodes or self.hosts
+        absent = sorted(name for name, host in self.hosts.items() if host.state == "lost" and name in nodes)
+        if selection.nodes and set(selection.nodes) <= set(absent):
+            raise Unreachable(f"{selection.nodes[0]}: no link")
         parts = [part for part in self._rows(selection) if not part or part[0].node not in self.unread]
         every = list(heapq.merge(*parts, key=lambda row: (row.t_ns, row.rank, row.stream, row.line)))
         passes = make_filter(selection.filter.include, selection.filter.exclude)
         levels = {"": ("", "warn", "error"), "warn": ("warn", "error"), "error": ("error",)}[selection.filter.level]
-        rows = [row for row in every if passes.keeps([row.text]) and level_of(row.level) in levels]
+        rows = [row for row in every if passes.keeps([row.text]) and row.mark in levels]
         if after_ns is not None:
             rows = [row for row in rows if row.t_ns >= after_ns]
         elif before_ns is not None:
             rows = [row for row in rows if row.t_ns < before_ns]
-        chosen = rows[:count] if after_ns is not None else rows[-count:]
+        start, end = (0, count) if after_ns is not None else (max(0, len(rows) - count), len(rows))
+        # Rows of one time are never separated.
+        while 0 < start < len(rows) and rows[start - 1].t_ns == rows[start].t_ns:
+            start -= 1
+        while 0 < end < len(rows) and rows[end - 1].t_ns == rows[end].t_ns:
+            end += 1
+        chosen = rows[start:end]
         more, newest_ns = len(chosen) < len(rows), every[-1].t_ns + 1 if every else 0
         span = (chosen[0].t_ns if more else 0, newest_ns if before_ns is None else before_ns)
         if after_ns is not None:
             span = (after_ns, chosen[-1].t_ns + 1 if more else newest_ns)
-        return Page(chosen, more, absent, clocks or Clocks(self), 0, *span)
+        return Page(chosen, more, absent, clocks or Clocks(self), 0, *span, len(every) if selection.file else None)
 
-    async def search(self, selection: Selection, **query: Any) -> AsyncGenerator[LogLine, None]:
-        """Rows that match, file by file."""
+    def rows(self, query: LogQuery, clocks: Clocks | None = None) -> Any:
+        """Rows that match, file by file, and those that come."""
+        return SimpleNamespace(live=lambda: self._live(query))
+
+    async def _live(self, query: LogQuery) -> AsyncGenerator[Batch, None]:
         await self._delay()
-        pattern = re.compile(query["pattern"].encode(), re.IGNORECASE if query.get("ignore_case") else 0)
-        every = [row for part in self._rows(selection) for row in part]
-        passes = make_filter(selection.filter.include, selection.filter.exclude)
-        every = [row for row in every if passes.keeps([row.text])]
-        for row in every:
-            if pattern.search(row.text) and query.get("level") in (None, row.level):
-                yield row
+        given: set[LineKey] = set()
+        while True:
+            over, hits = self.ended, [row for row in self._hits(query) if row.key not in given]
+            given.update(row.key for row in hits)
+            yield Batch(hits, is_caught_up=True)
+            if over:
+                return
+            await asyncio.sleep(0.05)
+
+    def _hits(self, query: LogQuery) -> Iterator[LogLine]:
+        pattern = re.compile((query.pattern or "").encode(), re.IGNORECASE if query.ignore_case else 0)
+        passes = make_filter(query.files.filter.include, query.files.filter.exclude)
+        for row in itertools.chain.from_iterable(self._rows(query.files)):
+            if passes.keeps([row.text]) and pattern.search(row.text) and query.level in (None, row.level):
+                # A hit has the time of its own line.
+                yield row._replace(t_ns=self.files[row.node, row.generation, row.rank, row.stream][row.line].t_ns)
 
 
 def load(name: str) -> RecordedSession:

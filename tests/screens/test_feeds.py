@@ -17,20 +17,21 @@ from remote_agent.logs import merge as node_merged
 from remote_agent.logs.logfile import LogFile
 from remote_agent.wire import Answer
 from supervisor.errors import RequestFailed, Unreachable
-from supervisor.logs import merge
-from supervisor.logs.merge import Page
-from supervisor.logs.search import search
+from supervisor.logs import pages
+from supervisor.logs.pages import Page
 from supervisor.logs.selection import RecordFilter, Selection
 from supervisor.session import Session
-from supervisor.tui.logs import feeds, folded, merged
-from supervisor.tui.logs.feeds import Jump, RankFeed
+from supervisor.tui.logs import feed as feeds
+from supervisor.tui.logs import folded
+from supervisor.tui.logs.feed import LATEST_NS, Jump, LogFeed
 from supervisor.tui.logs.folded import FoldedFeed
-from supervisor.tui.logs.merged import MergedFeed
 from supervisor.wording import values
 from tests.fast import log_files
 from tests.screens.logs import (
     ALL,
     BEGIN,
+    FILE,
+    ONE,
     SECOND,
     cluster_of,
     lines,
@@ -47,7 +48,7 @@ from tests.screens.logs import (
 
 async def test_a_half_line_becomes_whole(tmp_path: Path) -> None:
     async with cluster_of(tmp_path) as (cluster, [node]):
-        feed = MergedFeed(cluster.source, ALL)
+        feed = LogFeed(cluster.source, ALL)
         await node.written(0, b"loading...")
         await feed.refresh(10, yes)
         assert texts(feed) == [b"loading..."]
@@ -64,7 +65,7 @@ async def test_offsets_that_change_between_two_pages_lose_nothing(tmp_path: Path
         for rank, node in enumerate(nodes):
             await node.written(rank, lines(2000))
         cluster.offsets_ms = {"n1": 0.1, "n2": -3.0}
-        feed = MergedFeed(cluster.source, ALL)
+        feed = LogFeed(cluster.source, ALL)
         await feed.refresh(40, yes)
         cluster.offsets_ms["n1"] += change_ms
         await load_all(feed)
@@ -74,30 +75,49 @@ async def test_offsets_that_change_between_two_pages_lose_nothing(tmp_path: Path
         assert len(shown(feed)) == (256 if change_ms > 10 else 4000), "a large change begins anew with the new times"
 
 
-async def test_one_stream_has_the_times_of_the_merged_log(tmp_path: Path) -> None:
+async def test_a_line_of_one_file_is_found_by_its_number(tmp_path: Path) -> None:
     async with cluster_of(tmp_path) as (cluster, [node]):
         await node.written(0, lines(1000))
         cluster.offsets_ms = {"n1": 5000.0}
-        merged = MergedFeed(cluster.source, ALL)
+        merged, one = LogFeed(cluster.source, ALL), LogFeed(cluster.source, ONE)
         await merged.show_begin(300)
-        rank = RankFeed(cluster.source, "n1", 0, 0, "stdout")
-        meant = merged.row(200)
+        meant = merged.line(200)
         assert meant is not None
-        assert await rank.seek(Jump(meant.t_ns), 40) == 200
-        assert rank.row(200) == meant
-        assert rank.missing(190, 220) is None, "what is around it comes along"
-        assert [await rank.seek(Jump(t_ns), 40) for t_ns in (1, 2 * meant.t_ns)] == [0, 999]
+        at = await one.seek(Jump(LATEST_NS, meant.key), 40)
+        assert one.line(at) == meant, "it has the time of the merged log"
+        assert [number for _, number in shown(one)] == list(range(187, 227)), "what is around it comes along"
+        await one.refresh(40, no)
+        assert (one.last_line, one.detached) == (1000, True)
+        assert [number for _, number in shown(one)] == list(range(187, 227))
+        assert await load_all(one) == await load_all(merged)
+        for number, found in ((5, 5), (999, 999), (5000, 999)):
+            fresh = LogFeed(cluster.source, ONE)
+            line = fresh.line(await fresh.seek(Jump(LATEST_NS, (*FILE[1:], number)), 40))
+            assert line is not None
+            assert line.line == found
+        assert [await one.seek(Jump(t_ns), 40) for t_ns in (1, meant.t_ns)] == [0, 15]
+
+
+async def test_a_line_within_a_long_record_is_found_by_its_number(tmp_path: Path) -> None:
+    nccl = b"n1:7:9 [0] NCCL INFO Using network IB\n"
+    async with cluster_of(tmp_path) as (cluster, [node]):
+        await node.written(0, lines(100) + b"Traceback (most recent call last):\n" + b"  File x\n" * 300 + nccl)
+        for selection, number in ((ONE, 390), (dataclasses.replace(ONE, streams=("nccl",)), 401)):
+            feed = LogFeed(cluster.source, selection)
+            line = feed.line(await feed.seek(Jump(LATEST_NS, (*FILE[1:], number)), 30))
+            assert line is not None
+            assert line.line == number
 
 
 async def test_from_the_begin_and_from_a_hit_every_line_follows(tmp_path: Path) -> None:
     async with cluster_of(tmp_path) as (cluster, [node]):
         await node.written(0, lines(5000))
-        feed = MergedFeed(cluster.source, ALL)
+        feed = LogFeed(cluster.source, ALL)
         await feed.show_begin(40)
         assert shown(feed)[0] == ("n1", 0)
         await load_all(feed)
         assert shown(feed) == [("n1", number) for number in range(5000)]
-        row = feed.row(2500)
+        row = feed.line(2500)
         assert row is not None
         await feed.show_around(row.t_ns, 40)
         assert feed.index_of(row.key) is not None
@@ -115,39 +135,26 @@ async def test_from_the_begin_and_from_a_hit_every_line_follows(tmp_path: Path) 
 async def test_pages_that_an_answer_does_not_hold(tmp_path: Path) -> None:
     async with cluster_of(tmp_path) as (cluster, [node]):
         await node.written(0, b"".join(b"%03d " % number + b"x" * 65_000 + b"\n" for number in range(100)))
-        merged = MergedFeed(cluster.source, ALL)
+        merged = LogFeed(cluster.source, ALL)
         await merged.refresh(10, yes)
         assert 10 <= len(shown(merged)) < 100
         await load_all(merged)
         assert shown(merged) == [("n1", number) for number in range(100)]
-        rank = RankFeed(cluster.source, "n1", 0, 0, "stdout")
-        await rank.refresh(10, no)
-        for _ in range(2):
-            want = rank.missing(0, 99)
-            assert want == 0
-            await rank.load(want)
-        assert rank.missing(0, 99) is None
 
 
+@pytest.mark.parametrize("selection", [ALL, ONE], ids=["merged", "one file"])
 async def test_a_file_that_is_written_anew_changes_nothing_that_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, selection: Selection
 ) -> None:
     # So that nobody has to wait: the new lines come at once.
-    monkeypatch.setattr("supervisor.tui.logs.merged.ANEW_NS", 0)
+    monkeypatch.setattr("supervisor.tui.logs.feed.ANEW_NS", 0)
     async with cluster_of(tmp_path) as (cluster, [node]):
         path = await node.written(0, lines(300, "old"))
-        stream = RankFeed(cluster.source, "n1", 0, 0, "stdout")
-        merged = MergedFeed(cluster.source, ALL)
-        await stream.refresh(10, no)
-        await stream.load(0)
+        merged = LogFeed(cluster.source, selection)
         await merged.refresh(10, yes)
         read = texts(merged)
         assert read[-1] == b"old 299"
         await node.seen(0, path.write_bytes(lines(40, "new")))
-        await stream.refresh(10, no)
-        assert stream.missing(0, 9) == 0, "a number now means another line"
-        await stream.load(0)
-        assert texts(stream)[10] == b"new 10"
         await merged.refresh(10, no)
         assert (texts(merged), merged.detached) == (read, True)
         # Who follows sees what there is, each line once and in order.
@@ -158,10 +165,9 @@ async def test_a_file_that_is_written_anew_changes_nothing_that_is_read(
 
 async def test_memory_is_bounded_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeds, "BYTES_KEPT", 200_000)
-    monkeypatch.setattr("supervisor.tui.logs.merged.BYTES_KEPT", 200_000)
     async with cluster_of(tmp_path) as (cluster, [node]):
         await node.written(0, b"".join(b"%04d " % number + b"x" * 500 + b"\n" for number in range(3000)))
-        merged = MergedFeed(cluster.source, ALL)
+        merged = LogFeed(cluster.source, ALL)
         await merged.refresh(10, yes)
         numbers: list[int] = []
         for _ in range(6):
@@ -174,16 +180,11 @@ async def test_memory_is_bounded_in_bytes(tmp_path: Path, monkeypatch: pytest.Mo
             await merged.load(1)
         numbers = [number for _, number in shown(merged)]
         assert (len(numbers), numbers[-1] - numbers[0]) == (512, 511)
-        rank = RankFeed(cluster.source, "n1", 0, 0, "stdout")
-        await rank.refresh(10, no)
-        for page in range(11):
-            await rank.load(page)
-        assert len(texts(rank)) == 2 * feeds.PAGE
 
 
 async def test_a_stuck_node_holds_nobody_up_and_its_rows_come_later(tmp_path: Path) -> None:
     async with cluster_of(tmp_path, 2) as (cluster, [first, second]):
-        feed = MergedFeed(cluster.source, ALL)
+        feed = LogFeed(cluster.source, ALL)
         await first.written(0, lines(10))
         await second.written(1, lines(10))
         await feed.refresh(10, yes)
@@ -194,10 +195,7 @@ async def test_a_stuck_node_holds_nobody_up_and_its_rows_come_later(tmp_path: Pa
         assert len(shown(feed)) == 30
         assert list(feed.absent) == ["n2"]
         with pytest.raises(Unreachable):
-            await merge.merged(cluster.session, dataclasses.replace(ALL, nodes=["n2"]), 10, patience_s=0.1)
-        found = search(cluster.session, ALL, pattern="line 9$")
-        assert [(await found.__anext__()).node for _ in range(2)] == ["n1", "n1"], "while n2 says nothing"
-        await found.aclose()
+            await pages.merged(cluster.session, dataclasses.replace(ALL, nodes=["n2"]), 10, patience_s=0.1)
         second.stuck = False
         await second.written(1, b"the end\n")
         await feed.refresh(10, yes)
@@ -205,30 +203,28 @@ async def test_a_stuck_node_holds_nobody_up_and_its_rows_come_later(tmp_path: Pa
         await load_all(feed)
         for name, count in (("n1", 20), ("n2", 211)):
             assert [line for node, line in shown(feed) if node == name] == list(range(count))
-        times = [row.t_ns for index in range(feed.count) if (row := feed.row(index)) is not None]
+        times = [row.t_ns for index in range(feed.count) if (row := feed.line(index)) is not None]
         assert all(before <= after for before, after in itertools.pairwise(times))
 
 
 async def test_dropped_lines_are_one_and_the_others_stay(tmp_path: Path) -> None:
     async with cluster_of(tmp_path, bound=2000000) as (cluster, [node]):
-        feed = RankFeed(cluster.source, "n1", 0, 0, "stdout")
+        feed = LogFeed(cluster.source, ONE)
         await node.written(0, b"%060d\n" % 7 * 30_000)
-        await feed.refresh(20, lambda: True)
-        await feed.load(feed.missing(20_000, 20_000) or 0)
-        read = feed.row(20_000)
-        assert read is not None
+        await feed.seek(Jump(LATEST_NS, (*FILE[1:], 20_000)), 20)
+        read = shown(feed)
         path = await node.written(0, b"%060d\n" % 8 * 30_000)
         while path.stat().st_blocks * 512 > 3_000_000:
             await asyncio.sleep(0.01)
-        await feed.refresh(20, lambda: False)
-        gone = -feed.shifted
-        assert gone > 10_000
-        assert (feed.count, feed.index_of(read.key)) == (60_000 - gone, max(0, 20_000 - gone))
-        while (want := feed.missing(0, 5)) is not None:
-            await feed.load(want)
-        assert b"were dropped here" in texts(feed)[0]
-        assert feed.row(1) is not None
-        assert sum(b"dropped" in text for text in texts(feed)) == 1
+        await feed.refresh(20, no)
+        assert (shown(feed), feed.last_line) == (read, 60_000), "what is read stays"
+        for jump in (Jump(0), Jump(LATEST_NS, (*FILE[1:], 5))):
+            await feed.seek(jump, 20)
+            while (want := feed.missing(0, 0)) is not None:
+                await feed.load(want)
+            assert b"were dropped here" in texts(feed)[0]
+            assert shown(feed)[0][1] > 10_000
+            assert sum(b"dropped" in text for text in texts(feed)) == 1
 
 
 async def test_a_view_without_nccls_lines_knows_that_it_is(tmp_path: Path) -> None:
@@ -240,7 +236,7 @@ async def test_a_view_without_nccls_lines_knows_that_it_is(tmp_path: Path) -> No
             (("nccl",), [nccl], False),
             (("stdout", "nccl"), [b"step 1", nccl, b"step 2"], False),
         ):
-            feed = MergedFeed(cluster.source, Selection(generation="all", streams=streams))
+            feed = LogFeed(cluster.source, Selection(generation="all", streams=streams))
             await feed.refresh(20, yes)
             assert (texts(feed), feed.hides_nccl) == (wanted, apart)
 
@@ -271,17 +267,17 @@ TEXTS = (
 )  # fmt: skip
 
 
-def goes_back(feed: MergedFeed) -> list[str]:
+def goes_back(feed: LogFeed) -> list[str]:
     """The lines before which the time goes back."""
-    rows = [row for row in map(feed.row, range(feed.count)) if row is not None]
-    back = [(one, two) for one, two in itertools.pairwise(rows) if two.shown_ns < one.shown_ns]
-    return [f"{values.clock_ns(one.shown_ns)} {one} > {values.clock_ns(two.shown_ns)} {two}" for one, two in back]
+    shown_ns = [(feed.stands_ns(at), line) for at in range(feed.count) if (line := feed.line(at)) is not None]
+    back = [(one, two) for one, two in itertools.pairwise(shown_ns) if two[0] < one[0]]
+    return [f"{values.clock_ns(one[0])} {one[1]} > {values.clock_ns(two[0])} {two[1]}" for one, two in back]
 
 
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("kind", [MergedFeed, FoldedFeed], ids=["merged", "folded"])
+@pytest.mark.parametrize("kind", [LogFeed, FoldedFeed], ids=["merged", "folded"])
 async def test_times_of_nodes_ten_seconds_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[MergedFeed], seed: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[LogFeed], seed: int
 ) -> None:
     """What was written is read 0 to 400 ms apart, by clocks that are compared anew all the time."""
     chance = random.Random(seed)
@@ -293,8 +289,8 @@ async def test_times_of_nodes_ten_seconds_apart(
         return absorb(file, now_ns + AHEAD_S[node] * SECOND)
 
     monkeypatch.setattr(LogFile, "absorb", at_its_time)
-    monkeypatch.setattr(merged, "MERGED_KEPT", 600)
-    monkeypatch.setattr(folded, "MERGED_KEPT", 600)
+    monkeypatch.setattr(feeds, "LINES_KEPT", 600)
+    monkeypatch.setattr(folded, "LINES_KEPT", 600)
     async with cluster_of(tmp_path, 2) as (cluster, nodes):
         feed = kind(cluster.source, ALL)
         following = True
@@ -313,7 +309,7 @@ async def test_times_of_nodes_ten_seconds_apart(
                 if want is not None and not following:
                     await feed.load(want)
                     assert not goes_back(feed)
-            row = feed.row(chance.randrange(max(1, feed.count)))
+            row = feed.line(chance.randrange(max(1, feed.count)))
             if row is not None and not following and chance.random() < 0.2:
                 await feed.show_around(row.t_ns, 20)
                 assert not goes_back(feed)
@@ -361,9 +357,9 @@ async def test_following_with_a_filter_loses_nothing(
         assert b"needle first" in found
 
 
-@pytest.mark.parametrize("kind", [MergedFeed, FoldedFeed])
+@pytest.mark.parametrize("kind", [LogFeed, FoldedFeed])
 async def test_rare_lines_come_in_bounded_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[MergedFeed]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[LogFeed]
 ) -> None:
     """An answer that had no time to find anything says how far it has looked; the next one goes on there."""
     monkeypatch.setattr(node_merged, "_LOOK_S", 0.0)
@@ -400,34 +396,34 @@ async def test_a_flood_is_asked_for_once_a_look(monkeypatch: pytest.MonkeyPatch)
         asked.clear()
         await feed.refresh(20, lambda: True)
         calls.append([after_ns is not None for after_ns in asked])
-        last = feed.row(feed.count - 1)
+        last = feed.line(feed.count - 1)
         assert last is not None
         assert last.text.startswith(b"step %d " % steps[-1])
     assert calls == [[True, False], [False], [False], [False], [True]]
-    rows = [feed.row(at) for at in range(1, feed.count)]
-    assert [row.text.split()[1] for row in rows if row and row.who][-6:] == [b"%d" % at for at in range(117, 123)]
+    rows = [feed.line(at) for at in range(1, feed.count) if feed.fold(at) is not None]
+    assert [row.text.split()[1] for row in rows if row][-6:] == [b"%d" % at for at in range(117, 123)]
 
 
-Made = Callable[[Session, Selection], MergedFeed]
+Made = Callable[[Session, Selection], LogFeed]
 
 
-def filtered(source: Session, selection: Selection) -> MergedFeed:
-    return MergedFeed(source, dataclasses.replace(selection, filter=RecordFilter(include=("line|later",))))
+def filtered(source: Session, selection: Selection) -> LogFeed:
+    return LogFeed(source, dataclasses.replace(selection, filter=RecordFilter(include=("line|later",))))
 
 
-MERGED: list[Made] = [MergedFeed, FoldedFeed, filtered]
+MERGED: list[Made] = [LogFeed, FoldedFeed, filtered]
 
 
 NAMES = ["merged", "folded", "filtered"]
 
 
-def read_to_end(feed: MergedFeed) -> None:
+def read_to_end(feed: LogFeed) -> None:
     """Let the last rows be in view."""
-    rows = [feed.row(at) for at in range(max(0, feed.count - 40), feed.count)]
+    rows = [feed.line(at) for at in range(max(0, feed.count - 40), feed.count)]
     feed.note_read([row for row in rows if row is not None])
 
 
-async def is_new(feed: MergedFeed) -> bool:
+async def is_new(feed: LogFeed) -> bool:
     """Whether there are new lines, after enough looks to read all that came."""
     for _ in range(3):
         await feed.refresh(20, no)
@@ -442,9 +438,9 @@ async def test_no_jump_makes_new_lines(tmp_path: Path, make: Made) -> None:
         await two.written(1, lines(2000))
         for is_followed in (True, False):
             feed = make(cluster.source, ALL)
-            times = MergedFeed(cluster.source, ALL)
+            times = LogFeed(cluster.source, ALL)
             await times.show_begin(1500)
-            row = times.row(1000)
+            row = times.line(1000)
             assert row is not None
             if is_followed:
                 await feed.refresh(20, yes)
@@ -491,7 +487,6 @@ async def test_a_file_that_has_yet_to_be_indexed_has_no_new_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logfile, "SLICE", 1000)
-    monkeypatch.setattr("remote_agent.logs.window.TAIL_WAIT_S", 0.0)
     monkeypatch.setattr("remote_agent.logs.merge._INDEX_WAIT_S", 0.0)
     async with cluster_of(tmp_path) as (cluster, [node]):
         await node.written(0, lines(5000))
@@ -499,14 +494,7 @@ async def test_a_file_that_has_yet_to_be_indexed_has_no_new_lines(
             path.unlink()
         node.store = LogStore(node.root, live=False)
         await node.store.start()
-        for feed in (RankFeed(cluster.source, "n1", 0, 0, "stdout"), MergedFeed(cluster.source, ALL)):
+        for feed in (LogFeed(cluster.source, ONE), LogFeed(cluster.source, ALL)):
             for _ in range(30):
                 await feed.refresh(20, no)
                 assert not feed.new_lines_text
-        rank = RankFeed(cluster.source, "n1", 0, 0, "stdout")
-        while rank.count < 5000:
-            await rank.refresh(20, no)
-            assert not rank.new_lines_text
-        node.write(0, lines(7))
-        await rank.refresh(20, no)
-        assert rank.new_lines_text == "+7 lines"

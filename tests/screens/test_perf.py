@@ -13,8 +13,11 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from remote_agent.wire import Answer
+from supervisor.logs.pages import Page
+from supervisor.logs.rows import Clocks, LineKey, LogLine
+from supervisor.logs.selection import Selection
 from supervisor.tui.app import SupervisorApp
+from supervisor.tui.logs.feed import LATEST_NS
 from supervisor.tui.screens.logs.screen import LogsScreen
 from tests.screens import recorded
 from tests.screens.screens import press, settle
@@ -127,15 +130,24 @@ class Endless(recorded.RecordedSession):
 
     total = 10_000_000
 
-    async def log(self, node: str, op: str, args: Any) -> Answer:
-        """A window, made when it is asked for."""
-        first = max(0, self.total + args["line"] if args["line"] < 0 else args["line"])
-        lines = range(first, min(self.total, first + args["count"]))
-        rows = [{"line": at, "offset": at * 100, "t_ns": at * 1000, "level": None} for at in lines]
-        body = b"\n".join(
-            b"[GPU0] step=%d loss=2.3041 lr=3.0e-04 tokens/s=96021 mem=71.2G %d" % (at, at) for at in lines
-        )
-        return Answer({"line": first, "total_lines": self.total, "size": self.total * 100, "rows": rows}, body)
+    def _lines(self, first: int, count: int) -> list[LogLine]:
+        return [
+            LogLine("n1", 0, 0, "stdout", at, at * 100, 1 + at * 1000, None,
+                    b"[GPU0] step=%d loss=2.3041 lr=3.0e-04 tokens/s=96021 mem=71.2G %d" % (at, at))
+            for at in range(max(0, first), min(self.total, first + count))
+        ]  # fmt: skip
+
+    async def from_line(self, selection: Selection, key: LineKey, count: int) -> Page:
+        """Lines, made when they are asked for."""
+        return Page(self._lines(key[3] - count // 3, count), True, [], Clocks(self))
+
+    async def merged(self, selection: Selection, count: int, **bounds: Any) -> Page:
+        """The last ones, or those next to a time."""
+        before_ns, after_ns = bounds.get("before_ns"), bounds.get("after_ns")
+        end = self.total if before_ns is None else (before_ns + 998) // 1000
+        rows = self._lines(end - count if after_ns is None else (after_ns + 998) // 1000, count)
+        more = bool(rows) and (rows[0].line > 0 if after_ns is None else rows[-1].line + 1 < self.total)
+        return Page(rows, more, [], Clocks(self), lines=self.total)
 
 
 def endless() -> Endless:
@@ -156,7 +168,11 @@ async def test_ten_million_lines_stop_nobody() -> None:
         await press(app, pilot, "3", "enter", "s")
         assert isinstance(app.screen, LogsScreen)
         log = app.screen.view
-        jumped = await frames(app, pilot, lambda number: log.jump(number * 7_654_321 % 9_999_000), 20)
+
+        def jump(number: int) -> None:
+            log.jump_to_key(LATEST_NS, (0, 0, "stdout", number * 7_654_321 % 9_999_000))
+
+        jumped = await frames(app, pilot, jump, 20)
         text = await press(app, pilot, "f")
         assert f"{session.total - 1}" in text
         for times in (jumped, await frames(app, pilot, grow, 20)):

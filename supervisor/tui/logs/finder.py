@@ -1,34 +1,29 @@
 """A search in the logs of one view: the agents search, the hits are collected here in order of time.
 
-In: a pattern, rows from the session, also later ones. Out: at most HITS_KEPT hits, and the next one from a line.
+In: a pattern, rows of a reader, also later ones. Out: at most HITS_KEPT hits, and the next one from a line.
 """
 
 from __future__ import annotations
 
-import asyncio
 import bisect
 import contextlib
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from remote_agent.text.patterns import compile_pattern, ignores_case
 from remote_agent.wire import Problem, WireError
-from supervisor.errors import SupervisorError, Unreachable
-from supervisor.logs.rows import Clocks
-from supervisor.tui.logs.row import LineKey
+from supervisor.errors import SupervisorError
+from supervisor.logs.rows import Clocks, LineKey
+from supervisor.logs.selection import LogQuery
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     from supervisor.logs.rows import LogLine
     from supervisor.logs.selection import Selection
     from supervisor.session import Session
 
 HITS_KEPT: Final = 5000
-SEARCH_DEADLINE: Final = 300.0
-
-# New lines are searched this often, seconds.
-LOOK_EVERY: Final = 1.0
 
 # A hit has the time of arrival and the line.
 Hit = tuple[int, LineKey]
@@ -43,7 +38,6 @@ class Finder:
         selection: Selection,
         pattern: str,
         level: str | None = None,
-        only: str | None = None,
         name: str = "",
         clocks: Clocks | None = None,
     ) -> None:
@@ -57,19 +51,12 @@ class Finder:
         """In order of time: all hits, or the first ones that were found."""
         self.current = -1
         self.running = True
-        """The search has not finished."""
+        """What was there when the search began has not been searched to its end."""
         self.problem = ""
-        self.looks = 0
-        """The number of requests to the nodes."""
         self._keys: set[LineKey] = set()
-        self._is_refused = False
         self._source = source
         self.level = level
-        self._only = only
-        """The only stream that is shown; None: all."""
-        self._apart = 0
-        self._reached: dict[str, int] = {}
-        """By node: how far its files have been searched."""
+        self._query = LogQuery(selection, pattern, self.ignore_case, level)
         self.clocks = clocks or Clocks(source)
         """The clock offsets of all times here: a line is found by the time of its hit."""
 
@@ -77,56 +64,37 @@ class Finder:
     def _is_full(self) -> bool:
         return len(self.hits) >= HITS_KEPT
 
-    async def run(self, on_batch: Callable[[], None]) -> None:
-        """Search, and continue with new lines until there are as many hits as are kept or the job has ended."""
-        await self.search(on_batch)
-        over = False
-        while not (over or self._is_full or self._is_refused):
-            await asyncio.sleep(LOOK_EVERY)
-            over = self._source.ended
-            await self._look(self._collect(on_batch), on_batch)
+    async def run(self, on_change: Callable[[], None], on_complete: Callable[[], None]) -> None:
+        """Collect the hits as they come, until there are as many as are kept or the job has ended.
 
-    async def search(self, on_batch: Callable[[], None]) -> None:
-        """Collect the hits; `on_batch` is called after each batch."""
-        note_apart = None if "nccl" in self.selection.streams else self._note_apart
-        await self._look(self._collect(on_batch, note_apart=note_apart), on_batch)
+        `on_complete` is called once all that was there has been searched.
+        """
 
-    async def _look(self, work: Awaitable[None], on_batch: Callable[[], None]) -> None:
-        count, problem, self.problem = len(self.hits), self.problem, ""
-        self.looks += 1
+        def complete() -> None:
+            if self.running:
+                self.running = False
+                on_complete()
+
         try:
-            await asyncio.wait_for(work, SEARCH_DEADLINE)
-        except asyncio.TimeoutError:
-            self.problem = "the search timed out"
-        except Unreachable as error:
-            self.problem = error.message
+            async with contextlib.aclosing(self._source.rows(self._query, self.clocks).live()) as batches:
+                async for batch in batches:
+                    fresh = [line for line in batch.lines if not self._is_full and self._take(line)]
+                    if batch.is_caught_up or self._is_full:
+                        complete()
+                    if fresh:
+                        on_change()
+                    if self._is_full:
+                        break
         except SupervisorError as error:
-            self.problem, self._is_refused = error.message, True
+            self.problem = error.message
         except (WireError, OSError, ValueError) as error:
             self.problem = str(error) or type(error).__name__
-        if self.running or problem != self.problem or count != len(self.hits):
-            self.running = False
-            on_batch()
-
-    async def _collect(self, on_batch: Callable[[], None], **more: Any) -> None:
-        """Search what has not been searched, until there are as many hits as are kept."""
-        what = {"pattern": self.text, "ignore_case": self.ignore_case, "level": self.level or None}
-        rows = self._source.search(self.selection, **what, clocks=self.clocks, reached=self._reached, **more)
-        async with contextlib.aclosing(rows):
-            async for row in rows:
-                if self._take(row) and len(self.hits) % 64 == 1:
-                    on_batch()
-                if self._is_full:
-                    break
-
-    def _note_apart(self, lines: int) -> None:
-        self._apart += lines
+        complete()
+        on_change()
 
     def _take(self, row: LogLine) -> bool:
-        """Add a hit if its stream is shown and it is new; the current hit stays the current one."""
-        if self._only not in (None, row.stream):
-            return False
-        hit = row.t_ns, (row.generation, row.rank, row.stream, row.line)
+        """Add a hit if it is new; the current hit stays the current one."""
+        hit = row.t_ns, row.key
         if hit[1] in self._keys:
             return False
         self._keys.add(hit[1])
@@ -165,8 +133,7 @@ class Finder:
         if self.problem:
             return self.problem
         if not self.hits:
-            nccl = f", but {self._apart:,} in NCCL's lines" if self._apart else ""
-            return "searching" if self.running else f"not found{nccl}"
+            return "searching" if self.running else "not found"
         many = f"{len(self.hits):,}{'+' if self.running or self._is_full else ''}"
         return f"hit {self.current + 1:,} of {many}" if self.current >= 0 else f"{many} hits"
 

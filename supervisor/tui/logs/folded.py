@@ -1,29 +1,26 @@
 """Many ranks by time; identical lines of several ranks are shown once.
 
-In: the rows of a merged feed. Out: the rows of the first rank of each fold, with the ranks that it stands for.
+In: the rows of a feed. Out: the rows of the first rank of each fold, with the ranks that it stands for.
 
 **Settled folds never change, and older rows fold among themselves: the line that is read keeps its position.**
 """
 
 from __future__ import annotations
 
-import dataclasses
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from remote_agent.text.names import ranges
 from supervisor.logs.fold import WINDOW_NS, Fold, Folder
-from supervisor.tui.logs.feeds import PAGE
-from supervisor.tui.logs.merged import MERGED_KEPT, MergedFeed
+from supervisor.tui.logs.feed import LINES_KEPT, PAGE, LogFeed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from supervisor.logs.merge import Page
-    from supervisor.logs.rows import Clocks
+    from supervisor.logs.pages import Page
+    from supervisor.logs.rows import Clocks, LineKey, LogLine
     from supervisor.logs.selection import Selection
     from supervisor.session import Session
-    from supervisor.tui.logs.row import LineKey, LogRow
 
 # One request has this many rows: hundreds of them may be one line on the screen.
 FOLD_PAGE: Final = 4096
@@ -32,7 +29,7 @@ FOLD_PAGE: Final = 4096
 class _Block(NamedTuple):
     """A fold on the screen."""
 
-    fold: Fold[LogRow]
+    fold: Fold[LogLine]
     who: str
 
     @property
@@ -41,12 +38,12 @@ class _Block(NamedTuple):
         return len(self.fold.first_rows)
 
 
-def _blocks(rows: Iterable[LogRow]) -> list[_Block]:
-    folder: Folder[LogRow] = Folder()
+def _blocks(rows: Iterable[LogLine]) -> list[_Block]:
+    folder: Folder[LogLine] = Folder()
     return [_block(fold) for fold in [*folder.feed(rows), *folder.rest()]]
 
 
-def _block(fold: Fold[LogRow]) -> _Block:
+def _block(fold: Fold[LogLine]) -> _Block:
     if len(fold.records) == 1:
         return _Block(fold, "")
     return _Block(fold, f"[{ranges(fold.ranks)}]{'~' if fold.differs else ''}")
@@ -56,8 +53,8 @@ def _height(blocks: Iterable[_Block]) -> int:
     return sum(block.height for block in blocks)
 
 
-class FoldedFeed(MergedFeed):
-    """A merged feed that shows equal lines of several ranks once."""
+class FoldedFeed(LogFeed):
+    """A feed that shows equal lines of several ranks once."""
 
     is_folded = True
 
@@ -74,17 +71,30 @@ class FoldedFeed(MergedFeed):
         """The loaded lines, and one more for those before them."""
         return len(self._lines) + self._offset
 
-    def row(self, index: int) -> LogRow | None:
-        """Return one line, or None for the placeholder of older ones."""
+    def _at(self, index: int) -> tuple[_Block, int] | None:
+        """Return the block of a line, and the number of its row; None for the placeholder of older ones."""
         index -= self._offset
-        if not 0 <= index < len(self._lines):
-            return None
-        block, at = self._lines[index]
-        row = self._rows[block.fold.first_rows[at].key]
-        if row.t_ns != block.fold.t_ns:
-            # Its position is that of the first line of its record.
-            row = dataclasses.replace(row, stands_ns=block.fold.t_ns)
-        return dataclasses.replace(row, who=block.who, fold=block.fold) if block.who else row
+        return self._lines[index] if 0 <= index < len(self._lines) else None
+
+    def line(self, index: int) -> LogLine | None:
+        """Return one line, or None for the placeholder of older ones."""
+        here = self._at(index)
+        return None if here is None else self._rows[here[0].fold.first_rows[here[1]].key]
+
+    def fold(self, index: int) -> Fold[LogLine] | None:
+        """Return the lines for which this one stands, if they are of several ranks."""
+        here = self._at(index)
+        return here[0].fold if here is not None and here[0].who else None
+
+    def who(self, index: int) -> str:
+        """Return whose line it is: a rank's, or several."""
+        here = self._at(index)
+        return (here[0].who if here is not None else "") or super().who(index)
+
+    def stands_ns(self, index: int) -> int:
+        """Return the time of the first line of its record, by which it is sorted."""
+        here = self._at(index)
+        return here[0].fold.t_ns if here is not None else 0
 
     def index_of(self, key: LineKey) -> int | None:
         """Return the index of the line that shows this one, or None."""
@@ -100,7 +110,7 @@ class FoldedFeed(MergedFeed):
     def missing(self, first: int, last: int, *, ahead: bool = False) -> int | None:
         """Return older rows while few are loaded, or when their placeholder is in view; newer ones at the other end."""
         # Rows that pass a filter may be far back: they are searched for when there is room for them.
-        few = len(self._order) < MERGED_KEPT // 2 and (first <= 0 or not self.selection.filter)
+        few = len(self._order) < LINES_KEPT // 2 and (first <= 0 or not self.selection.filter)
         # The lines on the screen may stand for all rows that can be kept.
         wanted = few or (first <= 0 and last < self.count - 1)
         if self._offset and first <= PAGE // 4 and wanted:
@@ -148,7 +158,7 @@ class FoldedFeed(MergedFeed):
         self._show(older + (self._left() if len(self._order) < len(here) + len(fresh) else self._blocks))
         self.shifted = shifted + _height(older) + self._offset - offset
 
-    def _append(self, rows: list[LogRow]) -> None:
+    def _append(self, rows: list[LogLine]) -> None:
         if not rows:
             return
         shifted, offset, count = self.shifted, self._offset, len(self._order)
@@ -178,7 +188,7 @@ class FoldedFeed(MergedFeed):
             if records == block.fold.records and block.fold.t_ns >= least_ns:
                 left.append(block)
             elif records:
-                fold: Fold[LogRow] = Fold(block.fold.key, max(block.fold.t_ns, least_ns))
+                fold: Fold[LogLine] = Fold(block.fold.key, max(block.fold.t_ns, least_ns))
                 fold.records, fold.differs = records, block.fold.differs
                 left.append(_block(fold))
         return left

@@ -11,6 +11,7 @@ import itertools
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from remote_agent.text.names import RANK_LOG, count, name_ranks, read_number
+from remote_agent.text.rows import stream_of
 from supervisor.tui.rows.spans import EMPTY, Row, Span, clean, fit, fit_row, row_width, wrap
 from supervisor.wording import incidents, values
 from supervisor.wording.stacks import numbered_source
@@ -41,6 +42,8 @@ class LogPlace(NamedTuple):
     stream: str
     line: int
     """Counted from 1, as editors do."""
+    line_stream: str
+    """The stream to which the line belongs: NCCL may write its lines to any file."""
 
 
 class PageLine(NamedTuple):
@@ -93,7 +96,8 @@ def place_of(evidence: EvidenceEntry | None) -> LogPlace | None:
     if evidence is None or log is None:
         return None
     line = evidence.get("line")
-    return LogPlace(evidence.get("node") or "", int(log[1]), int(log[2]), log[3], 1 if line is None else line)
+    stream = stream_of(log[3], evidence["text"].encode())
+    return LogPlace(evidence.get("node") or "", int(log[1]), int(log[2]), log[3], 1 if line is None else line, stream)
 
 
 def incident_page(

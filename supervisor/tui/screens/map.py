@@ -17,8 +17,7 @@ from textual.message import Message
 from supervisor.logs.selection import ALL, Selection
 from supervisor.tui import times, training
 from supervisor.tui.history import Past
-from supervisor.tui.logs.feeds import BOTH
-from supervisor.tui.logs.merged import MergedFeed
+from supervisor.tui.logs.feed import BOTH, LogFeed
 from supervisor.tui.rows import tables
 from supervisor.tui.rows.series import asked, chosen, rank_charts, rank_title
 from supervisor.tui.rows.tables import event_row
@@ -222,7 +221,7 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
         if not layout.log or job_view.generation is None or job_view.generation < 0:
             return
         if tail.feed is None:
-            tail.open(MergedFeed(self.shell.source, Selection("all", None, BOTH, None, ALL)))
+            tail.open(LogFeed(self.shell.source, Selection("all", None, BOTH, None, ALL)))
         tail.source_width = tables.name_width(job_view.nodes) + 2 + len(str(max(1, len(job_view.ranks) - 1)))
         self._title_tail()
 

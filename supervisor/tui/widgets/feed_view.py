@@ -14,13 +14,12 @@ from textual.message import Message
 from remote_agent.text.names import count
 from remote_agent.wire import WireError
 from supervisor.errors import SupervisorError
-from supervisor.tui.logs.feeds import Jump
+from supervisor.tui.logs.feed import Jump
 from supervisor.tui.widgets.lines import LineView
 
 if TYPE_CHECKING:
-    from supervisor.logs.rows import Clocks
-    from supervisor.tui.logs.feeds import Feed
-    from supervisor.tui.logs.row import LineKey, LogRow
+    from supervisor.logs.rows import Clocks, LineKey, LogLine
+    from supervisor.tui.logs.feed import LogFeed
     from supervisor.tui.rows.spans import Row
 
 Place = tuple[int, int]
@@ -132,7 +131,7 @@ class FeedView(WrappedView):
 
     def __init__(self, *, title: str = "", id: str | None = None, every_s: float = 0.0) -> None:  # noqa: A002
         super().__init__(title=title, id=id)
-        self.feed: Feed | None = None
+        self.feed: LogFeed | None = None
         self.follow = True
         self.pointer: LineKey | None = None
         """The line to which a search or a jump led."""
@@ -162,7 +161,7 @@ class FeedView(WrappedView):
 
     @property
     def new_lines_text(self) -> str:
-        """`+12 lines` or `new lines below`; "" if there are none or the view follows the end."""
+        """`new lines below`; "" if there are none or the view follows the end."""
         return "" if self.follow or self.feed is None else self.feed.new_lines_text
 
     @property
@@ -173,10 +172,9 @@ class FeedView(WrappedView):
             return ""
         return f"without {absent[0] if len(absent) == 1 else count(len(absent), 'node')}"
 
-    def open(self, feed: Feed, *, every_s: float | None = None) -> None:
-        """Show another feed, at its end; refresh it at this interval in seconds while it is followed."""
+    def open(self, feed: LogFeed) -> None:
+        """Show another feed, at its end."""
         self.feed = feed
-        self._every_s = self._every_s if every_s is None else every_s
         self.follow = True
         self.pointer = self.wanted = None
         self.top = 0
@@ -202,13 +200,16 @@ class FeedView(WrappedView):
         """Whether the target of a jump is not loaded yet."""
         if self._jump is not None:
             return True
-        return not self.follow and self.feed is not None and self.feed.count > 0 and not self.rows_here()
+        return not self.follow and self.feed is not None and self.feed.count > 0 and not self.lines_here()
 
     def jump_to_key(self, t_ns: int, key: LineKey | None, clocks: Clocks | None = None) -> None:
-        """Show a line, or the first line at a time by these clock offsets, and load the lines around it."""
+        """Show a line, or the first line at a time by these clock offsets, and load the lines around it.
+
+        Of a line of which only the number is known, the time is LATEST_NS.
+        """
         index = self.feed.index_of(key) if self.feed is not None and key is not None else None
-        # A merged feed replaces its rows by those of a pending jump.
-        if index is None or (self._jump is not None and self.feed is not None and self.feed.file is None):
+        # The feed replaces its rows by those of a pending jump.
+        if index is None or self._jump is not None:
             self._go(Jump(t_ns, key, clocks))
         else:
             self.jump(index, key)
@@ -231,7 +232,7 @@ class FeedView(WrappedView):
         up = -(self.body_height // 3)
         self.show_from(self.moved((goal, 0), up) if self.wrap else (goal + up, 0))
         # The height of the wrapped lines above it is known once they are loaded.
-        is_sure = not self.wrap or all(feed.row(line) is not None for line in range(self.top, goal))
+        is_sure = not self.wrap or all(feed.line(index) is not None for index in range(self.top, goal))
         self._goal = None if is_sure else goal
 
     def line_count(self) -> int:
@@ -239,22 +240,30 @@ class FeedView(WrappedView):
         count = self.feed.count if self.feed is not None else 0
         return max(count, 1)
 
-    def rows_here(self) -> list[LogRow]:
-        """Return the loaded lines in view."""
+    def lines_here(self) -> dict[int, LogLine]:
+        """Return the loaded lines in view, by index."""
         feed = self.feed
-        rows = (feed.row(line) for line in dict.fromkeys(line for line, _ in self.places())) if feed is not None else ()
-        return [row for row in rows if row is not None]
+        here = dict.fromkeys(index for index, _ in self.places()) if feed is not None else ()
+        return {index: line for index in here if feed is not None and (line := feed.line(index)) is not None}
+
+    def points_at(self, index: int) -> bool:
+        """Return whether the pointer is at a line."""
+        return self.pointer is not None and self.feed is not None and self.feed.is_at(index, self.pointer)
 
     def _extent(self) -> tuple[int, int, int]:
+        feed = self.feed
+        if feed is None or feed.is_whole:
+            return super()._extent()
         # Of a merged log that is not loaded as a whole, nobody knows how many lines it has: it has no scroll bar.
-        return (0, 0, 0) if self.feed is not None and not self.feed.is_whole else super()._extent()
+        first = next(iter(self.lines_here().values()), None) if feed.last_line else None
+        return (0, 0, 0) if first is None else (first.line, feed.last_line - self.body_height, feed.last_line)
 
     # --- moving
 
     def _note_read(self) -> None:
-        rows = self.rows_here()
-        if self.feed is not None and rows:
-            self.feed.note_read(rows)
+        here = [*self.lines_here().values()]
+        if self.feed is not None and here:
+            self.feed.note_read(here)
 
     def scroll_lines(self, delta: int) -> None:
         """Scroll; scrolling up stops following."""
@@ -326,12 +335,12 @@ class FeedView(WrappedView):
             self._arrived(feed)
             self._note_read()
 
-    def _wants(self, feed: Feed) -> bool:
+    def _wants(self, feed: LogFeed) -> bool:
         if self.problem:
             return False
         return self._jump is not None or self._missing(feed)[0] is not None
 
-    def _missing(self, feed: Feed) -> tuple[int | None, bool]:
+    def _missing(self, feed: LogFeed) -> tuple[int | None, bool]:
         """Return what to load next for the lines in view, or (True) for those to which the reader scrolls.
 
         While the view follows the end, nothing is loaded ahead: new lines would never let it finish.
@@ -343,7 +352,7 @@ class FeedView(WrappedView):
         top += self._direction * height
         return feed.missing(top, top + height - 1, ahead=True), True
 
-    async def _load(self, feed: Feed) -> None:
+    async def _load(self, feed: LogFeed) -> None:
         """Load what is wanted, and show it after each step: the index of a line may have changed."""
         jump = self._jump
         # Another feed may have been opened meanwhile; the jump belongs to that one.
@@ -358,37 +367,37 @@ class FeedView(WrappedView):
             if feed is not self.feed or not await self._load_missing(feed):
                 return
 
-    async def _complete(self, feed: Feed) -> None:
+    async def _complete(self, feed: LogFeed) -> None:
         """Load the lines in view again when a node whose lines are missing is back; the position stays."""
         places, top, end_moves = self.places(), self.top, self.end_moves
-        row = feed.row(places[min(self.body_height // 3, len(places) - 1)][0]) if places else None
-        if self.follow or row is None or not feed.has_returned_node:
+        line = feed.line(places[min(self.body_height // 3, len(places) - 1)][0]) if places else None
+        if self.follow or line is None or not feed.has_returned_node:
             return
-        goal = await feed.seek(Jump(row.t_ns, row.key, clocks=feed.clocks), self.body_height)
+        goal = await feed.seek(Jump(line.t_ns, line.key, clocks=feed.clocks), self.body_height)
         if feed is self.feed and end_moves == self.end_moves and self._jump is None:
             # The reader may have scrolled meanwhile; the goal includes rows inserted above.
             feed.take_shift()
             self._goal = max(0, goal + self.top - top)
             self._arrived(feed)
 
-    async def _land(self, feed: Feed, jump: Jump) -> bool:
+    async def _land(self, feed: LogFeed, jump: Jump) -> bool:
         """Load the target of a jump and show it; False if the reader has gone elsewhere meanwhile."""
         goal = await feed.seek(jump, self.body_height)
         if feed is not self.feed or jump is not self._jump:
             return False
         self._jump = None
         self._arrived(feed)
-        self._goal, row = goal, feed.row(goal)
-        if row is not None:
-            is_wanted = row.is_at(jump.key)
+        self._goal, line = goal, feed.line(goal)
+        if line is not None:
+            is_wanted = feed.is_at(goal, jump.key)
             if is_wanted or jump.key is None:
                 self.wanted = None
             if jump.t_ns and not is_wanted:
-                self.pointer = row.key
+                self.pointer = line.key
         self._arrived(feed)
         return True
 
-    async def _load_missing(self, feed: Feed) -> bool:
+    async def _load_missing(self, feed: LogFeed) -> bool:
         """Load lines that are missing in view or ahead; False when there is nothing more to load now."""
         want, is_ahead = self._missing(feed)
         if want is not None:
@@ -396,7 +405,7 @@ class FeedView(WrappedView):
             self._arrived(feed)
         return want is not None and not is_ahead
 
-    def _arrived(self, feed: Feed) -> None:
+    def _arrived(self, feed: LogFeed) -> None:
         if feed is not self.feed:
             return
         shift = feed.take_shift()

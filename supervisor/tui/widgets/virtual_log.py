@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from textual.selection import Selection
 
-    from supervisor.tui.logs.row import LogRow
+    from supervisor.logs.rows import LogLine
+    from supervisor.tui.logs.feed import LogFeed
 
 SIDE_STEP: Final = 16
 NONE_PASSES: Final = "no line passes the filter; backspace removes the last filter"
@@ -64,11 +65,11 @@ class VirtualLog(FeedView):
         feed = self.feed
         if feed is None or not feed.count:
             return ((f" {clean(self.problem) or self._empty_text()}", "warn" if self.problem else "dim"),), ""
-        row = feed.row(index)
-        if row is None:
+        line = feed.line(index)
+        if line is None:
             return ((" ......", "log-gap"),), ""
-        prefix, text, room = self._prefix(row), self._text(row), self.text_room()
-        overlay = "rest" if row.is_at(self.pointer) else ""
+        prefix, text, room = self._prefix(feed, index, line), self._text(line), self.text_room()
+        overlay = "rest" if self.points_at(index) else ""
         if row_width(text) - self.left <= room:
             return (*prefix, *crop_row(text, self.left, room)), overlay
         return (*prefix, *crop_row(text, self.left, room - 1), (self.glyphs.more[:1], "dim")), overlay
@@ -81,36 +82,39 @@ class VirtualLog(FeedView):
 
     def rows_of(self, index: int) -> list[tuple[Row, str]]:
         """Return one line, wrapped behind its time and source."""
-        row = self.feed.row(index) if self.feed is not None else None
-        if row is None:
+        feed = self.feed
+        line = feed.line(index) if feed is not None else None
+        if feed is None or line is None:
             return [self.line_at(index)]
         room = self.text_room()
-        text = self._text(row)
-        overlay = "rest" if row.is_at(self.pointer) else ""
-        first, *others = fold_row(text, room)
+        overlay = "rest" if self.points_at(index) else ""
+        first, *others = fold_row(self._text(line), room)
         indent = (" " * (self.line_width - room), "")
-        return [((*self._prefix(row), *first), overlay), *(((indent, *other), overlay) for other in others)]
+        return [
+            ((*self._prefix(feed, index, line), *first), overlay),
+            *(((indent, *other), overlay) for other in others),
+        ]
 
     def text_room(self) -> int:
         """Return cells for the text of a line."""
         before = 3 + self.show_time * TIME_WIDTH + self.show_source * (self.source_width + 1)
         return max(1, self.line_width - before)
 
-    def _text(self, row: LogRow) -> Row:
-        text = ansi.spans(row.text, {"error": "log-error", "warn": "log-warn"}.get(row.level, "text"))
+    def _text(self, line: LogLine) -> Row:
+        text = ansi.spans(line.text, {"error": "log-error", "warn": "log-warn"}.get(line.mark, "text"))
         spans = text if self.pattern is None else ansi.highlight(text, self.pattern)
-        if row.cut or row_width(text) >= ansi.MAX_CELLS:
-            missing = row.cut + max(0, len(row.text) - len(text_of(text).encode()))
+        if line.cut or row_width(text) >= ansi.MAX_CELLS:
+            missing = line.cut + max(0, len(line.text) - len(text_of(text).encode()))
             return (*spans, (f"{self.glyphs.more} +{size_text(missing)}", "dim")) if missing else spans
         return spans
 
-    def _prefix(self, row: LogRow) -> Row:
-        spans: list[Span] = [(self.glyphs.pointer if row.is_at(self.pointer) else " ", "mark")]
+    def _prefix(self, feed: LogFeed, index: int, line: LogLine) -> Row:
+        spans: list[Span] = [(self.glyphs.pointer if self.points_at(index) else " ", "mark")]
         if self.show_time:
-            spans.append((values.clock_ns(row.shown_ns) + " ", "time"))
+            spans.append((values.clock_ns(feed.stands_ns(index)) + " ", "time"))
         if self.show_source:
-            spans.append((fit(row.who or f"{row.node} r{row.rank}", self.source_width, self.glyphs.more) + " ", "tag"))
-        letter, role = {"error": ("E", "log-error"), "warn": ("W", "log-warn")}.get(row.level, (" ", ""))
+            spans.append((fit(feed.who(index), self.source_width, self.glyphs.more) + " ", "tag"))
+        letter, role = {"error": ("E", "log-error"), "warn": ("W", "log-warn")}.get(line.mark, (" ", ""))
         return (*spans, (letter, role), (" ", ""))
 
     # --- moving
@@ -134,10 +138,10 @@ class VirtualLog(FeedView):
         """Point to the line on a row of the widget, to copy or open it."""
         places = self.places()
         y -= self.size.height - self.body_height
-        row = self.feed.row(places[y][0]) if self.feed is not None and 0 <= y < len(places) else None
-        if row is not None:
+        line = self.feed.line(places[y][0]) if self.feed is not None and 0 <= y < len(places) else None
+        if line is not None:
             self.follow = False
-            self.pointer, self.wanted = row.key, None
+            self.pointer, self.wanted = line.key, None
             self.redraw()
             self.post_message(self.Changed())
 
@@ -162,7 +166,7 @@ class VirtualLog(FeedView):
         self.post_message(self.Changed())
 
     def _longest(self) -> int:
-        return max((row_width(ansi.spans(row.text)) for row in self.rows_here()), default=0)
+        return max((row_width(ansi.spans(line.text)) for line in self.lines_here().values()), default=0)
 
 
 def position(log: VirtualLog) -> Row:
@@ -170,11 +174,11 @@ def position(log: VirtualLog) -> Row:
     feed = log.feed
     if feed is None or not feed.count:
         return EMPTY
-    top = min(log.top, log.last_top)
-    if feed.file is None:
-        first = feed.row(top) or feed.row(top + 1)
-        return ((f"from {values.clock_ns(first.shown_ns)}" if first is not None else "", "dim"),)
-    lines = [line for line, _ in log.places()]
-    pointed = next((line for line in lines if (row := feed.row(line)) is not None and row.is_at(log.pointer)), None)
-    number = pointed if pointed is not None else max(lines, default=top)
-    return ((f"line {number + 1:,} of {feed.count:,}", "dim"),)
+    if feed.selection.file is None:
+        top = min(log.top, log.last_top)
+        first_ns = feed.stands_ns(top) or feed.stands_ns(top + 1)
+        return ((f"from {values.clock_ns(first_ns)}" if first_ns else "", "dim"),)
+    here = log.lines_here()
+    read = next((line for index, line in here.items() if log.points_at(index)), [None, *here.values()][-1])
+    of = f" of {feed.last_line:,}" if feed.last_line else ""
+    return ((f"line {read.line + 1:,}{of}", "dim"),) if read is not None else EMPTY

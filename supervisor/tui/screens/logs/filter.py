@@ -15,8 +15,8 @@ from textual.widgets import Static
 
 from remote_agent.text.patterns import ignores_case
 from supervisor.logs.selection import ALL, LEVELS, RecordFilter
+from supervisor.tui.logs.feed import LATEST_NS
 from supervisor.tui.logs.finder import compiled
-from supervisor.tui.logs.merged import LATEST_NS
 from supervisor.tui.rows.spans import clean
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class LogFilter:
     def _apply(self, chosen: RecordFilter) -> None:
         view, finder = self._shown.view, self._search.finder
         follows, feed = view.follow, view.feed
-        t_ns, key = (LATEST_NS, None) if follows else self._shown.line_read()
+        t_ns, key = (LATEST_NS, None) if follows else self._shown.place_read()
         clocks = feed.clocks if feed is not None and not follows else None
         self._shell.preferences.log_filter = chosen
         self._shown.open_filtered(chosen, key)

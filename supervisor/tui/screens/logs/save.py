@@ -20,9 +20,9 @@ from supervisor.wording.log_lines import line_of, lines_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from supervisor.logs.merge import Page
+    from supervisor.logs.pages import Page
     from supervisor.logs.rows import LogLine
-    from supervisor.tui.logs.feeds import Feed
+    from supervisor.tui.logs.feed import LogFeed
     from supervisor.tui.rows.spans import Row
     from supervisor.tui.screens.logs.shown import ShownLog
     from supervisor.tui.shell import Level, Shell
@@ -84,7 +84,7 @@ class LogSave:
         view.run_worker(functools.partial(self._save, view.feed, file, path), group="save")  # type: ignore[arg-type]
         return ""
 
-    async def _save(self, feed: Feed, file: IO[bytes], path: Path) -> None:
+    async def _save(self, feed: LogFeed, file: IO[bytes], path: Path) -> None:
         is_saved = False
         try:
             with file:
@@ -103,16 +103,15 @@ class LogSave:
             if self._shell.app.is_running:
                 self._show_title()
 
-    async def _write(self, feed: Feed, file: IO[bytes]) -> set[str]:
+    async def _write(self, feed: LogFeed, file: IO[bytes]) -> set[str]:
         """Write the log page by page; return the nodes whose lines may be missing."""
-        only = feed.file[2] if feed.file is not None else None
         folder: Folder[LogLine] | None = Folder() if feed.is_folded else None
         newest = page = await self._page(feed, 1)
         until_ns = max(newest.rows[-1].t_ns if newest.rows else 0, newest.until_ns or 0)
         absent, after_ns, is_more = set(newest.absent), 0, True
         while is_more and after_ns <= until_ns:
             page = await self._page(feed, ROWS, clocks=newest.clocks, after_ns=after_ns)
-            rows = [row for row in page.rows if after_ns <= row.t_ns <= until_ns and only in (None, row.stream)]
+            rows = [row for row in page.rows if after_ns <= row.t_ns <= until_ns]
             lines = b"".join(map(line_of, rows)) if folder is None else lines_of(folder.feed(rows))
             # A slow disk must not block the screen.
             await asyncio.to_thread(file.write, lines)
@@ -127,5 +126,5 @@ class LogSave:
             await asyncio.to_thread(file.write, lines_of(folder.rest()))
         return absent
 
-    async def _page(self, feed: Feed, rows: int, **bounds: Any) -> Page:
+    async def _page(self, feed: LogFeed, rows: int, **bounds: Any) -> Page:
         return await asyncio.wait_for(self._shell.source.merged(feed.selection, rows, **bounds), DEADLINE)

@@ -12,7 +12,7 @@ from textual import on
 from remote_agent.text.names import count
 from supervisor.tui.dialogs.base import TextDialog
 from supervisor.tui.logs import ansi
-from supervisor.tui.logs.feeds import BOTH
+from supervisor.tui.logs.feed import BOTH
 from supervisor.tui.rows.incident import LogPlace
 from supervisor.tui.rows.spans import width_of
 from supervisor.tui.rows.tables import fit_parts, name_width
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from supervisor.tui.model import JobView
 
 WAITING: Final = "waiting for output"
+# While the end is followed, the nodes are asked this often, seconds.
+EVERY_S: Final = 0.25
 REACHING: Final = "connecting to the hosts; the log opens once one answers"
 # This has room for all ranks of hundreds except one.
 FOLD_WIDTH: Final = len("[0-136,138-511]~")
@@ -51,7 +53,7 @@ class LogsScreen(LiveScreen):
     def body(self) -> Iterable[Widget]:
         """Yield the filter, the log, and a line to type in."""
         yield Chips(id="chips")
-        yield VirtualLog(title="log", id="log")
+        yield VirtualLog(title="log", id="log", every_s=EVERY_S)
         yield Ask(lambda: self.view, id="find")
 
     def on_mount(self) -> None:
@@ -105,8 +107,8 @@ class LogsScreen(LiveScreen):
 
     def copied_text(self) -> str:
         """Return the line that is read, in full."""
-        row = self.shown.row_read()
-        return ansi.plain(row.text) if row is not None else ""
+        read = self.shown.line_read()
+        return ansi.plain(read[1].text) if read is not None else ""
 
     def _opened(self) -> None:
         self.search.end()
@@ -161,13 +163,17 @@ class LogsScreen(LiveScreen):
 
     def action_detail(self) -> None:
         """Show the whole record of the line that is read."""
-        row = self.shown.row_read()
-        if row is not None and row.fold is not None:
-            lines = (f"{each.node} r{each.rank}  {ansi.plain(each.text)}" for each in row.fold.rows)
-            title = f"{count(len(row.fold.records), 'rank')} alike  {values.clock_ns(row.t_ns)}"
+        read, feed = self.shown.line_read(), self.view.feed
+        if read is None or feed is None:
+            return
+        index, line = read
+        fold = feed.fold(index)
+        if fold is not None:
+            lines = (f"{each.node} r{each.rank}  {ansi.plain(each.text)}" for each in fold.rows)
+            title = f"{count(len(fold.records), 'rank')} alike  {values.clock_ns(line.t_ns)}"
             self.shell.app.push_screen(TextDialog(title, "\n".join(lines)))
-        elif row is not None:
-            self.shell.app.push_screen(RecordDialog(self.shell.source, row))
+        else:
+            self.shell.app.push_screen(RecordDialog(self.shell.source, line, feed.clocks))
 
     def action_filter(self) -> None:
         """Switch the filter off, or on again."""

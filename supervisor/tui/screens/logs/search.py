@@ -11,8 +11,8 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from supervisor.tui import times
+from supervisor.tui.logs.feed import LATEST_NS
 from supervisor.tui.logs.finder import Finder
-from supervisor.tui.logs.merged import LATEST_NS
 from supervisor.tui.rows.spans import clean, fit, row_width, width_of
 from supervisor.wording import values
 
@@ -155,27 +155,29 @@ class LogSearch:
     def _finder(self, text: str, level: str | None, name: str, clocks: Clocks | None) -> Finder:
         feed = self._view.feed
         assert feed is not None
-        only = feed.file[2] if feed.file is not None else None
-        return Finder(self._shell.source, feed.selection, text, level, only, name, clocks)
+        return Finder(self._shell.source, feed.selection, text, level, name, clocks)
 
     def _begin(self, finder: Finder, direction: int) -> None:
         self.finder, self._steps = finder, ()
         self._view.pattern = finder.pattern
-        work = functools.partial(finder.run, lambda: self._found(finder, direction))
+        work = functools.partial(finder.run, lambda: self._found(finder), lambda: self._complete(finder, direction))
         # A coroutine object instead of a function would never be awaited if the next search cancelled the worker.
         self._view.run_worker(work, group="find", exclusive=True)  # type: ignore[arg-type]
         self._show_title()
 
-    def _found(self, finder: Finder, direction: int) -> None:
+    def _complete(self, finder: Finder, direction: int) -> None:
+        # Hits that come later do not move the view.
+        if finder is self.finder and finder.current < 0 and finder.hits:
+            if direction:
+                self._steps, self._end_moves = (direction, *self._steps), self._view.end_moves
+            else:
+                finder.stand_at(self._view.pointer)
+        self._found(finder)
+
+    def _found(self, finder: Finder) -> None:
         # The last report of a search may arrive while the application closes.
         if finder is not self.finder or not self._shell.app.is_running:
             return
-        # Only the hits of the first look move the view.
-        if finder.current < 0 and not finder.running and finder.looks == 1:
-            if direction and finder.hits:
-                self._steps, self._end_moves = (direction, *self._steps), self._view.end_moves
-            elif finder.hits:
-                finder.stand_at(self._view.pointer)
         if not finder.running:
             self.take_steps()
         self._show_title()
@@ -192,9 +194,10 @@ class LogSearch:
         """Take the steps that were typed, as far as their start and their hit are known."""
         view, finder = self._view, self.finder
         while self._steps and self._end_moves == view.end_moves and finder is not None:
-            row = None if view.follow else self._shown.row_read()
-            is_here = not view.moved_since_jump or (row is not None and row.is_at(view.pointer))
-            place, pointer = (row.t_ns, row.key) if row is not None else None, view.pointer if is_here else None
+            read = None if view.follow else self._shown.line_read()
+            is_here = not view.moved_since_jump or (read is not None and view.points_at(read[0]))
+            place = (read[1].t_ns, read[1].key) if read is not None else None
+            pointer = view.pointer if is_here else None
             if view.is_jumping and not finder.is_at(pointer):
                 return
             hit = finder.step(self._steps[0], place, pointer)
@@ -212,7 +215,7 @@ class LogSearch:
         self._ask.ask("go to", TIME_HINT, self._go_to_time)
 
     def _go_to_time(self, text: str) -> str:
-        read_ns, now_s = self._shown.line_read()[0], times.now()
+        read_ns, now_s = self._shown.place_read()[0], times.now()
         try:
             t_ns = read_time(text, read_ns if 0 < read_ns < LATEST_NS else int(now_s * 1e9), now_s)
         except (ValueError, OverflowError) as error:
@@ -222,7 +225,7 @@ class LogSearch:
 
     def action_line(self) -> None:
         """Ask for a line number."""
-        if self._view.feed is not None and self._view.feed.file is not None:
+        if self._view.feed is not None and self._view.feed.selection.file is not None:
             self._ask.ask("line", "1 is the first", self._go_to_line)
         else:
             self._shell.say("only one stream of one rank has line numbers: choose it with M and s; @ goes to a time")
@@ -230,10 +233,10 @@ class LogSearch:
     def _go_to_line(self, text: str) -> str:
         feed = self._view.feed
         number = text.strip().replace(",", "").replace("_", "")
-        if feed is None or feed.file is None or not number.isdecimal() or not int(number):
+        file = feed.selection.file if feed is not None else None
+        if feed is None or file is None or not number.isdecimal() or not int(number):
             return "not a line number"
-        if int(number) > feed.last_line:
+        if 0 < feed.last_line < int(number):
             return f"the last line is {feed.last_line:,}"
-        key = (*feed.file, int(number) - 1)
-        self._view.jump(feed.index_of(key) or 0, key)
+        self._view.jump_to_key(LATEST_NS, (*file, int(number) - 1))
         return ""

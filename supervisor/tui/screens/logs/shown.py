@@ -5,13 +5,13 @@ In: keys, the newest job view. Out: a feed in the view, the line that is read, t
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Final
 
 from supervisor.logs.rows import clock_error_ms
 from supervisor.logs.selection import RecordFilter, Selection
-from supervisor.tui.logs.feeds import BOTH, Feed, RankFeed
+from supervisor.tui.logs.feed import BOTH, LATEST_NS, LogFeed
 from supervisor.tui.logs.folded import FoldedFeed
-from supervisor.tui.logs.merged import LATEST_NS, MergedFeed
 from supervisor.tui.rows.spans import clean
 from supervisor.tui.shell import Target
 from supervisor.tui.widgets.virtual_log import position
@@ -19,7 +19,7 @@ from supervisor.tui.widgets.virtual_log import position
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from supervisor.tui.logs.row import LineKey, LogRow
+    from supervisor.logs.rows import LineKey, LogLine
     from supervisor.tui.model import JobView
     from supervisor.tui.rows.incident import LogPlace
     from supervisor.tui.rows.spans import Row
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 ALL: Final[tuple[str, ...]] = (*BOTH, "nccl")
 STREAMS: Final[tuple[tuple[str, ...], ...]] = (BOTH, ("stdout",), ("stderr",), ("nccl",), ALL)
-# Every refresh of a merged view asks all nodes.
-MERGED_EVERY_S: Final = 0.25
 
 
 class ShownLog:
@@ -55,13 +53,11 @@ class ShownLog:
         self._open()
 
     def open_place(self, place: LogPlace) -> None:
-        """Show one line of one stream."""
+        """Show one line of one file, among those of its stream."""
         self.target = Target(place.node, place.rank)
-        self.generation, self.streams = place.generation, (place.stream,)
-        feed = self._open(one_file=True)
-        if feed.file is not None:
-            key = (*feed.file, place.line - 1)
-            self.view.jump(feed.index_of(key) or 0, key)
+        self.generation, self.streams = place.generation, (place.line_stream,)
+        self._open()
+        self.view.jump_to_key(LATEST_NS, (place.generation, place.rank, place.stream, place.line - 1))
 
     def use_filter(self, chosen: RecordFilter) -> None:
         """Use a filter for the next log that is opened."""
@@ -71,29 +67,22 @@ class ShownLog:
         """Show what a filter passes; without a filter, show the generation of the line that is read."""
         self.filter = chosen
         feed = self._open()
-        if key is not None and feed.file is not None and key[0] != feed.file[0]:
+        if key is not None and feed.selection.file is not None and key[0] != feed.selection.generation:
             self.generation = key[0]
             self._open()
 
-    def _open(self, *, one_file: bool = False) -> Feed:
-        node, rank = self.target.node, self.target.rank
-        # Lines of NCCL may be in any file.
-        one_file = len(self.streams) == 1 and (one_file or self.streams != ("nccl",))
-        feed: Feed
-        if rank is not None and node and one_file and not self.filter:
-            newest = self._shell.job_view.generation or 0
-            generation = newest if self.generation is None else self.generation
-            feed = RankFeed(self._shell.source, node, generation, rank, self.streams[0])
-        else:
-            nodes = [node] if node and rank is None else None
+    def _open(self) -> LogFeed:
+        node, rank, newest = self.target.node, self.target.rank, self._shell.job_view.generation or 0
+        nodes, ranks = [node] if node else None, None if rank is None else [rank]
+        generation = newest if self.generation is None else self.generation
+        selection = Selection(generation, ranks, self.streams, nodes, self.filter)
+        if selection.file is None:
             # A rank may have moved between nodes.
-            ranks = None if rank is None else [rank]
-            which = "all" if self.generation is None else self.generation
-            selection = Selection(which, ranks, self.streams, nodes, self.filter)
-            feed = (FoldedFeed if self.folded else MergedFeed)(self._shell.source, selection)
-        is_merged = feed.file is None
-        self.view.show_source = is_merged
-        self.view.open(feed, every_s=MERGED_EVERY_S if is_merged else 0.0)
+            which, nodes = "all" if self.generation is None else self.generation, nodes if rank is None else None
+            selection = dataclasses.replace(selection, generation=which, nodes=nodes)
+        feed = (FoldedFeed if self.folded and selection.file is None else LogFeed)(self._shell.source, selection)
+        self.view.show_source = selection.file is None
+        self.view.open(feed)
         self._shell.look_again()
         self._opened()
         return feed
@@ -103,15 +92,16 @@ class ShownLog:
         feed = self.view.feed
         if feed is None:
             self.open_target(self.target)
-        elif self.generation is None and self.target.rank is not None and (feed.file is None or self.view.follow):
+        elif self.generation is None and self.target.rank is not None and (not feed.selection.file or self.view.follow):
             row, newest = job_view.rank(self.target.rank), job_view.generation
             if row is not None:
                 self.target = Target(row.node, row.rank)
-            if feed.file is not None and newest is not None and newest > feed.file[0]:
+            file = feed.selection.file
+            if file is not None and newest is not None and newest > file.generation:
                 self._open()
 
     def _open_at_line(self) -> None:
-        line = None if self.view.follow else self.line_read()
+        line = None if self.view.follow else self.place_read()
         self._open()
         if line is not None:
             self.view.jump_to_key(*line)
@@ -148,7 +138,7 @@ class ShownLog:
     def _clock_error(self) -> Row:
         """Return how well the clocks agree by which lines of several nodes are sorted."""
         feed = self.view.feed
-        if feed is None or feed.file is not None or feed.selection.ranks is not None:
+        if feed is None or feed.selection.ranks is not None:
             return ()
         within_ms = clock_error_ms(self._shell.source.status, feed.selection.nodes)
         return () if within_ms is None else ((f"clocks within {within_ms:.1f} ms", "dim"),)
@@ -193,7 +183,7 @@ class ShownLog:
 
     def action_fold(self) -> None:
         """Collapse identical lines, or show all; the line that is read stays."""
-        if self.view.feed is not None and self.view.feed.file is not None:
+        if self.view.feed is not None and self.view.feed.selection.file is not None:
             self._shell.say("one stream of one rank has nothing to fold; M widens the scope")
             return
         self.folded = self._shell.preferences.log_fold = not self.folded
@@ -201,15 +191,19 @@ class ShownLog:
 
     # --- the line that is read
 
-    def row_read(self) -> LogRow | None:
-        """Return the line to which a jump led; otherwise the last line while following, or the first one in view."""
-        rows = self.view.rows_here()
-        other = (rows[-1] if self.view.follow else rows[0]) if rows else None
-        return next((row for row in rows if row.is_at(self.view.pointer)), other)
+    def line_read(self) -> tuple[int, LogLine] | None:
+        """Return the line to which a jump led; otherwise the last line while following, or the first one in view.
 
-    def line_read(self) -> tuple[int, LineKey | None]:
+        With its index.
+        """
+        here = [*self.view.lines_here().items()]
+        other = (here[-1] if self.view.follow else here[0]) if here else None
+        return next((one for one in here if self.view.points_at(one[0])), other)
+
+    def place_read(self) -> tuple[int, LineKey | None]:
         """Return time and key of the line that is read, or of a jump's line in whose place its neighbour is shown."""
-        row, wanted = self.row_read(), self.view.wanted
-        if row is None:
+        read, wanted = self.line_read(), self.view.wanted
+        if read is None:
             return wanted or (LATEST_NS, None)
-        return wanted if wanted is not None and row.is_at(self.view.pointer) else (row.t_ns, row.key)
+        index, line = read
+        return wanted if wanted is not None and self.view.points_at(index) else (line.t_ns, line.key)

@@ -1,6 +1,6 @@
-"""The logs of all nodes as they grow, over lost links, until the job is over and everything has been read.
+"""The logs of all nodes, those lines that are there and those that come, over lost links, until all has been read.
 
-In: log_follow or log_rows of each node. Out: chunks of bytes, or rows that pass a filter.
+In: log_follow or log_rows of each node. Out: chunks of bytes, or rows that are looked for or pass a filter.
 
 **Every byte of a file comes once and in order, and so does every row; a request after a lost link names how far the
 one before it came.** Where bytes are gone from the node's disk, a line says so in their place.
@@ -17,18 +17,18 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, NamedTuple
 
 from remote_agent.wire import Answer, Args, CallFailed, WireError
+from remote_agent.wire.answers import LogKey
 from remote_agent.wire.events import ENDED_STATES
-from supervisor.errors import RequestFailed, Unreachable, why
+from supervisor.errors import RequestFailed, Unreachable
 from supervisor.link.tasks import cancel_all, within
-from supervisor.logs.files import READ_DEADLINE, Failure, files, is_own, leave_out, sources
-from supervisor.logs.merge import RankStream
+from supervisor.logs.files import READ_DEADLINE, Failure, files, is_own, leave_out, operator_errors, sources
 from supervisor.logs.rows import Clocks, LogLine
 
 if TYPE_CHECKING:
     from remote_agent.wire.answers import LogChunk, LogEntry, LogPage
     from supervisor.link.host_link import HostLink
     from supervisor.link.hub import Hub
-    from supervisor.logs.selection import Selection
+    from supervisor.logs.selection import LogQuery, Selection
     from supervisor.ssh.answers import LogFileEntry
 
 # Answers (a chunk has at most 64 KiB) that wait for a slow reader before the nodes are no longer read.
@@ -43,7 +43,7 @@ RETRY = 0.5
 # Nodes that have joined are looked for this often, seconds.
 LOOK = 1.0
 
-Positions = dict[RankStream, int]
+Positions = dict[LogKey, int]
 """The next byte, or line, of each file."""
 
 
@@ -72,6 +72,8 @@ class _NodeReader:
         self._positions = positions
         self._queue = queue
         self._has_read = False
+        self.is_behind = op == "log_rows"
+        """What the node had when it was asked has yet to be read."""
         self._moved_at = time.monotonic()
         """The time when something came, or the job was not over."""
 
@@ -80,9 +82,18 @@ class _NodeReader:
         try:
             await self._run()
         finally:
-            with contextlib.suppress(asyncio.QueueFull):
-                # It wakes a reader that waits; one that does not wait looks at the task.
-                self._queue.put_nowait(None)
+            self._note_caught_up()
+
+    def _note_caught_up(self) -> None:
+        self.is_behind = False
+        with contextlib.suppress(asyncio.QueueFull):
+            # It wakes a reader that waits; one that does not wait looks at the task.
+            self._queue.put_nowait(None)
+
+    @property
+    def is_awaited(self) -> bool:
+        """True until a node that can be asked has given what it had, or failed."""
+        return self.is_behind and self._link.reached_at is not None
 
     async def _run(self) -> None:
         reading = asyncio.ensure_future(self._read_all())
@@ -108,7 +119,8 @@ class _NodeReader:
     def _is_stuck(self) -> bool:
         """Return True when the job is over and nothing has come for long, though there is room for it."""
         now = time.monotonic()
-        if not self._is_over() or self._queue.full():
+        # What was there ends by itself: a search in large files may find nothing for long.
+        if not self._is_over() or self._queue.full() or self.is_awaited:
             self._moved_at = now
         return now - self._moved_at > (STUCK_WAIT if self._link.opened else LAST_WAIT)
 
@@ -118,7 +130,7 @@ class _NodeReader:
     async def _read_rest(self) -> bool:
         """Read what there still is; returns False when that fails."""
         try:
-            await self._read(past=True)
+            await self._read({"past": True})
         except (CallFailed, WireError, asyncio.TimeoutError):
             return False
         return True
@@ -130,7 +142,7 @@ class _NodeReader:
             reached_at = self._link.reached_at
             if reached_at is not None and read_at != reached_at:
                 try:
-                    await self._read(past=False)
+                    await self._read_on()
                 except CallFailed as refused:
                     if refused.kind in ("pattern", "usage", "version"):
                         raise RequestFailed(refused.message, refused.hint, refused.kind) from refused
@@ -154,12 +166,21 @@ class _NodeReader:
             name = self._link.view.name
             self._hub.notice(f"{name}: unreachable; the end of its log is missing here", "warning", name)
 
-    async def _read(self, *, past: bool) -> None:
-        after = [[*file, at] for file, at in self._positions.items()]
-        args = {**self._args, "after": after, "past": past}
+    async def _read_on(self) -> None:
+        """Read what is there, and then what comes, until all is read."""
+        if self.is_behind:
+            try:
+                await self._read({"past": True, "whole": True})
+            finally:
+                # A node that fails holds nobody up.
+                self._note_caught_up()
+        await self._read({"past": False})
+
+    async def _read(self, how: Args) -> None:
+        args = {**self._args, **how, "after": [[*file, at] for file, at in self._positions.items()]}
         link, op = self._link, self._op
         async with aclosing(
-            link.whole_stream(op, args, timeout_s=READ_DEADLINE) if past else link.stream(op, args)
+            link.whole_stream(op, args, timeout_s=READ_DEADLINE) if how["past"] else link.stream(op, args)
         ) as items:
             async for answer in items:
                 await self._take(answer)
@@ -177,7 +198,7 @@ class _NodeReader:
 
 
 _Item = tuple[str, Answer] | None
-"""A node and its answer; None: a reader has ended."""
+"""A node and its answer; None: nothing has come for a while, or a reader has given all."""
 
 
 def _positions(answer: Answer) -> Positions:
@@ -190,12 +211,12 @@ def _positions(answer: Answer) -> Positions:
     for row in page.get("rows", ()):
         positions[_file(row)] = row["line"] + 1
     for generation, rank, stream, at in page.get("after", ()):
-        positions[generation, rank, stream] = at
+        positions[LogKey(generation, rank, stream)] = at
     return positions
 
 
-def _file(entry: LogChunk | LogEntry | LogFileEntry) -> RankStream:
-    return entry["generation"], entry["rank"], entry["stream"]
+def _file(entry: LogChunk | LogEntry | LogFileEntry) -> LogKey:
+    return LogKey(entry["generation"], entry["rank"], entry["stream"])
 
 
 def _wanted_links(hub: Hub, selection: Selection) -> list[HostLink]:
@@ -207,23 +228,28 @@ def _wanted_links(hub: Hub, selection: Selection) -> list[HostLink]:
 
 async def _read_nodes(
     hub: Hub, selection: Selection, make: Callable[[HostLink, asyncio.Queue[_Item]], _NodeReader]
-) -> AsyncGenerator[tuple[str, Answer], None]:
-    """Yield the answers of all nodes, also of those that join, until the job is over and all is read."""
+) -> AsyncGenerator[tuple[_Item, bool], None]:
+    """Yield the answers of all nodes, also of those that join, until the job is over and all is read.
+
+    With each, whether the nodes have given all that they had when they were asked.
+    """
     queue: asyncio.Queue[_Item] = asyncio.Queue(BACKLOG)
+    readers: list[_NodeReader] = []
     running: dict[str, asyncio.Task[None]] = {}
     try:
         while True:
             for link in _wanted_links(hub, selection):
                 if link.view.name not in running:
-                    running[link.view.name] = asyncio.ensure_future(make(link, queue).run())
+                    readers.append(make(link, queue))
+                    running[link.view.name] = asyncio.ensure_future(readers[-1].run())
             ended = [task for task in running.values() if task.done()]
             leave_out(hub, _failures(running), len(running))
             if len(ended) == len(running) and queue.empty():
                 return
+            item = None
             with contextlib.suppress(asyncio.TimeoutError):
                 item = await within(queue.get(), LOOK)
-                if item is not None:
-                    yield item
+            yield item, queue.empty() and not any(reader.is_awaited for reader in readers)
     finally:
         await cancel_all(running.values())
 
@@ -254,13 +280,16 @@ async def follow(
 
     owners = await _owners(hub, selection)
     async with aclosing(_read_nodes(hub, selection, make)) as items:
-        async for node, answer in items:
+        async for item, _ in items:
+            if item is None:
+                continue
+            node, answer = item
             data: LogChunk = answer.data
             if owners.get(_file(data), node) == node:
                 yield Chunk(node, *_file(data), data["offset"], data.get("t_ns") or 0, answer.body)
 
 
-async def _owners(hub: Hub, selection: Selection) -> dict[RankStream, str]:
+async def _owners(hub: Hub, selection: Selection) -> dict[LogKey, str]:
     """Return the node of each file that is there: another node may have a copy of it, which is not read as well."""
     with contextlib.suppress(Unreachable, RequestFailed):
         found = await files(hub, selection.nodes)
@@ -268,46 +297,33 @@ async def _owners(hub: Hub, selection: Selection) -> dict[RankStream, str]:
     return {}
 
 
-class RowReader:
-    """The rows of one reader: first those that are there, by time over all nodes, then those that come.
+class Batch(NamedTuple):
+    """Rows of one node."""
 
-    Rows pass if their line matches `pattern` and has the `level`, and if their record passes the selection's filter.
-    `exact`: with all bytes of their lines, also those that a terminal overwrites.
-    """
+    lines: list[LogLine]
+    is_caught_up: bool
+    """All that the nodes that can be asked had when they were asked has been given."""
 
-    def __init__(
-        self,
-        hub: Hub,
-        selection: Selection,
-        *,
-        pattern: str | None = None,
-        ignore_case: bool = False,
-        level: str | None = None,
-        since_ns: int | None = None,
-        note_apart: Callable[[int], object] | None = None,
-        clocks: Clocks | None = None,
-        exact: bool = False,
-    ) -> None:
+
+class LogReader:
+    """The rows of one reader: those that are there, by time over all nodes, and those that come."""
+
+    def __init__(self, hub: Hub, query: LogQuery, clocks: Clocks | None = None) -> None:
         self._hub = hub
-        self._selection = selection
-        self._args = {**selection.args(), "pattern": pattern, "ignore_case": ignore_case, "level": level}
-        if selection.filter:
-            self._args["shown"] = selection.filter.args()
-        if exact:
-            self._args["exact"] = True
-        self._since_ns = since_ns
-        self._note_apart = note_apart
+        self._query = query
         self._clocks = clocks or Clocks(hub)
         self._positions: dict[str, Positions] = {}
+        self.apart = 0
+        """How many lines were left out because they belong to a stream that was not asked for."""
 
     async def existing(self, first: int | None = None, *, whole: bool = False) -> AsyncGenerator[LogLine, None]:
         """Yield the rows that are there, by time; raises Unreachable, RequestFailed if no node gives them.
 
         A node that fails is left out from there on.
         `first`: the first generation wanted where the selection names none. `whole`: lines and records that are still
-        being written are left to `new`.
+        being written are left to `live`.
         """
-        links = sources(self._hub, self._selection.nodes)
+        links = sources(self._hub, self._query.files.nodes)
         streams = [self._of_node(link, first, whole=whole) for link in links]
         failed: dict[str, Failure] = {}
 
@@ -347,38 +363,38 @@ class RowReader:
         positions = self._positions.setdefault(name, {})
         args = {**self._request(name), "first": first, "past": True, "whole": whole}
         try:
-            async with aclosing(link.whole_stream("log_rows", args, timeout_s=READ_DEADLINE)) as answers:
-                async for answer in answers:
-                    for row in self._rows(name, answer):
-                        yield row
-                    positions.update(_positions(answer))
-        except CallFailed as refused:
-            raise RequestFailed(refused.message, refused.hint, refused.kind) from refused
-        except (WireError, asyncio.TimeoutError) as broken:
-            # `new` resumes where a lost link left off; a host whose answer nobody can read ends no other's log.
+            with operator_errors(name):
+                async with aclosing(link.whole_stream("log_rows", args, timeout_s=READ_DEADLINE)) as answers:
+                    async for answer in answers:
+                        for row in self._rows(name, answer):
+                            yield row
+                        positions.update(_positions(answer))
+        except Unreachable:
+            # `live` resumes where a lost link left off; a host whose answer nobody can read ends no other's log.
             if not whole and not link.is_malformed:
-                raise Unreachable(f"{name}: {why(broken)}") from broken
+                raise
 
-    async def new(self, first: int | None = None) -> AsyncGenerator[list[LogLine], None]:
-        """Yield the rows that come after those of `existing`, until the job is over and all is read.
+    async def live(self, first: int | None = None) -> AsyncGenerator[Batch, None]:
+        """Yield the rows that come after those of `existing`, or all, until the job is over and all is read.
 
         Raises RequestFailed. The hub must be kept up to date.
         """
+        was_caught_up = False
 
         def make(link: HostLink, queue: asyncio.Queue[_Item]) -> _NodeReader:
             name = link.view.name
             args = {**self._request(name), "first": first}
             return _NodeReader(self._hub, link, "log_rows", args, self._positions.get(name, {}), queue)
 
-        async with aclosing(_read_nodes(self._hub, self._selection, make)) as items:
-            async for node, answer in items:
-                yield self._rows(node, answer)
+        async with aclosing(_read_nodes(self._hub, self._query.files, make)) as items:
+            async for item, is_caught_up in items:
+                if item is not None or is_caught_up != was_caught_up:
+                    yield Batch(self._rows(*item) if item is not None else [], is_caught_up)
+                was_caught_up = is_caught_up
 
     def _request(self, name: str) -> Args:
-        return {**self._args, "since_ns": self._clocks.at(name, self._since_ns)}
+        return {**self._query.args(), "since_ns": self._clocks.at(name, self._query.since_ns)}
 
     def _rows(self, name: str, answer: Answer) -> list[LogLine]:
-        apart = int(answer.data.get("apart") or 0)
-        if apart and self._note_apart is not None:
-            self._note_apart(apart)
+        self.apart += answer.data.get("apart", 0)
         return self._clocks.rows(name, answer)

@@ -1,6 +1,6 @@
 """Pages: rows of all nodes in the order of their times, next to a time.
 
-In: answers to log_merged of the nodes that hold the files. Out: pages.
+In: answers to log_merged, and to log_rows, of the nodes that hold the files. Out: pages.
 
 Rows of one time are never separated: what lies beyond the outermost row is the next page.
 """
@@ -9,16 +9,30 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
+from contextlib import aclosing
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
+from remote_agent.text.rows import RECORD_LIMIT
 from supervisor.errors import RequestFailed, Unreachable
-from supervisor.logs.files import READ_DEADLINE, Failure, ask, files, is_own, leave_out, lost, newest, sources
-from supervisor.logs.rows import Clocks, LogLine
+from supervisor.logs.files import (
+    READ_DEADLINE,
+    Failure,
+    ask,
+    files,
+    is_own,
+    leave_out,
+    lost,
+    newest,
+    operator_errors,
+    sources,
+)
+from supervisor.logs.rows import Clocks, LineKey, LogLine
 
 if TYPE_CHECKING:
     from remote_agent.wire import Answer, Args
     from remote_agent.wire.answers import LogPage
+    from supervisor.link.host_link import HostLink
     from supervisor.link.hub import Hub
     from supervisor.logs.selection import Selection
 
@@ -27,9 +41,6 @@ PATIENCE = 2.5
 # Of many nodes each is asked for its share of a page, a few times over as some print more than others, and for so many
 # rows at least.
 SHARES, LEAST_ROWS = 4, 32
-
-RankStream = tuple[int, int, str]
-"""Generation, rank, stream."""
 
 
 class Page(NamedTuple):
@@ -47,6 +58,8 @@ class Page(NamedTuple):
     since_ns: int = 0
     until_ns: int | None = None
     """All wanted rows between these times are here; None: unknown."""
+    lines: int | None = None
+    """How many lines the file has, of a page of one file; None: unknown."""
 
 
 class Part(NamedTuple):
@@ -57,6 +70,7 @@ class Part(NamedTuple):
     apart: int
     since_ns: int
     until_ns: int | None
+    lines: int | None
 
 
 Joined = tuple[list[LogLine], bool, int, "int | None"]
@@ -71,7 +85,8 @@ def part_of(clocks: Clocks, name: str, answer: Answer) -> Part:
     since_ns, until_ns = since_ns - clocks.ahead_ns(name), until_ns - clocks.ahead_ns(name)
     # Rows of a file that existed before its agent have early times, and may not be indexed yet.
     known = more or data.get("complete", True)
-    return Part(clocks.rows(name, answer), more, data.get("apart", 0), since_ns, until_ns if known else None)
+    bounds = (since_ns, until_ns if known else None)
+    return Part(clocks.rows(name, answer), more, data.get("apart", 0), *bounds, data.get("lines"))
 
 
 def rows_from(parts: list[Part], count: int, after_ns: int) -> Joined:
@@ -153,4 +168,56 @@ async def merged(
         rows_from(parts, count, after_ns) if after_ns is not None else rows_before(parts, count)
     )
     absent = sorted([*failed, *lost(session, selection.nodes)])
-    return Page(rows, more, absent, clocks, sum(part.apart for part in parts), since_ns, until_ns)
+    lines = max((part.lines for part in parts if part.lines is not None), default=None)
+    return Page(rows, more, absent, clocks, sum(part.apart for part in parts), since_ns, until_ns, lines)
+
+
+# Other files begin where they end.
+_NEVER_NS = 1 << 62
+
+
+async def from_line(session: Hub, selection: Selection, key: LineKey, count: int) -> Page:
+    """Return `count` rows of one file around a line, known by its number: a third of them before it.
+
+    There are none if the file has no such line. Raises Unreachable, RequestFailed.
+    """
+    generation, rank, stream, line = key
+    links, clocks = sources(session, selection.nodes), Clocks(session)
+    args = {**selection.args(), "generation": generation, "ranks": [rank], "since_ns": _NEVER_NS, "past": True}
+
+    async def of_node(link: HostLink, first: int, many: int) -> list[LogLine] | Failure:
+        asked = {**args, "after": [[generation, rank, stream, first]], "count": many}
+        try:
+            return await _first_rows(link, asked, many, clocks)
+        except (Unreachable, RequestFailed) as error:
+            if is_own(error):
+                return error
+            raise
+
+    async def after(before: int) -> list[LogLine]:
+        first, many = max(0, line - before), before + count - count // 3
+        answers = await asyncio.gather(*(of_node(link, first, many) for link in links))
+        failed = [answer for answer in answers if not isinstance(answer, list)]
+        if len(failed) == len(links):
+            raise failed[0]
+        found = max((answer for answer in answers if isinstance(answer, list)), key=len)
+        # From a place behind its end, a file is read from its beginning.
+        return [row for row in found if row.key[:3] == key[:3] and row.line >= first]
+
+    rows = await after(count // 3)
+    if not rows or rows[0].line > line:
+        # A record that begins before the first row is left out: a long one may have the line.
+        rows = await after(count // 3 + RECORD_LIMIT)
+    return Page(rows, True, lost(session, selection.nodes), clocks)
+
+
+async def _first_rows(link: HostLink, args: Args, count: int, clocks: Clocks) -> list[LogLine]:
+    """Return the first rows of a node; an agent of an earlier version has yet to be told that they are enough."""
+    name, rows = link.view.name, []
+    with operator_errors(name):
+        async with aclosing(link.whole_stream("log_rows", args, timeout_s=PATIENCE)) as answers:
+            async for answer in answers:
+                rows += clocks.rows(name, answer)
+                if len(rows) >= count:
+                    break
+    return rows[:count]

@@ -1,30 +1,33 @@
-"""Many ranks merged by time of arrival, page by page: all lines, or those that pass a filter.
+"""The lines of a log view, loaded page by page and ordered by time: all of them, or those that pass a filter.
 
-In: pages of rows from the session. Out: all rows from a first one to a last one, and more on demand.
+In: pages of lines from the session. Out: all lines from a first one to a last one, and more on demand.
 
-With a filter, pages may be empty; the feed then uses the times between which the nodes have searched.
+A feed holds a bounded number of lines whatever the size of the files. With a filter, pages may be empty; the feed then
+uses the times between which the nodes have searched.
 """
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from supervisor.logs.rows import Clocks
-from supervisor.tui.logs.feeds import BYTES_KEPT, LEAST_KEPT, PAGE, Feed, Jump
-from supervisor.tui.logs.row import LineKey, LogRow, taken
+from supervisor.logs.rows import Clocks, LineKey, LogLine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from supervisor.logs.merge import Page
-    from supervisor.logs.rows import LogLine
+    from supervisor.logs.fold import Fold
+    from supervisor.logs.pages import Page
     from supervisor.logs.selection import Selection
     from supervisor.session import Session
 
-MERGED_KEPT: Final = 20_000
+BOTH: Final[tuple[str, ...]] = ("stdout", "stderr")
+PAGE: Final = 256
+LINES_KEPT: Final = 20_000
+BYTES_KEPT: Final = 32 * 1024 * 1024
+# This many rows are kept whatever their size: those on the screen and around it.
+LEAST_KEPT: Final = 2 * PAGE
 # A look at the end reads this many rows.
 WINDOW: Final = 64
 LATEST_NS: Final = 1 << 62
@@ -36,12 +39,37 @@ ANEW_NS: Final = 1_000_000_000
 SAME_NS: Final = 1_000_000
 
 
-class MergedFeed(Feed):
-    """Many ranks by time of arrival: all rows from a first to a last one, and more on demand."""
+class Jump(NamedTuple):
+    """A jump to a time (0: the beginning), or to the line with this key: by its number if the time is LATEST_NS."""
+
+    t_ns: int
+    key: LineKey | None = None
+    clocks: Clocks | None = None
+    """The clock offsets with which the time was computed."""
+
+
+class LogFeed:
+    """Lines of one rank or many by time of arrival: all from a first one to a last one, and more on demand."""
+
+    is_folded = False
+    """Equal lines of several ranks are shown once."""
+    hides_nccl = False
+    """Lines of NCCL were left out because their stream is not selected."""
+    detached = False
+    """Whether there are newer rows than the last one loaded."""
+    absent: Sequence[str] = ()
+    """Nodes whose rows may be missing."""
+    clocks: Clocks | None = None
+    """The clock offsets with which the times of the rows were computed; None before the first rows."""
+    shifted = 0
+    """Rows inserted above the others since the view last looked."""
+    last_line = 0
+    """How many lines the file has, if all are of one file; 0: unknown."""
 
     def __init__(self, source: Session, selection: Selection) -> None:
         self._source = source
         self.selection = selection
+        """The files and records that it shows."""
         self._is_far = False
         """Whether more newer rows wait than one request for the end returns."""
         self._has_new_lines = False
@@ -51,7 +79,7 @@ class MergedFeed(Feed):
         """Nodes that did not answer the last request for the end."""
         self._searched: tuple[int, Clocks] | None = None
         """The time up to which new lines were searched with a filter, and by which clocks."""
-        self._rows: dict[LineKey, LogRow] = {}
+        self._rows: dict[LineKey, LogLine] = {}
         self._order: list[LineKey] = []
         self._bytes = 0
         self._at_start = False
@@ -71,17 +99,45 @@ class MergedFeed(Feed):
     def _offset(self) -> int:
         return int(not self._at_start and self.clocks is not None)
 
-    def row(self, index: int) -> LogRow | None:
+    def line(self, index: int) -> LogLine | None:
         """Return one line, or None for the placeholder of older ones."""
         index -= self._offset
         return self._rows[self._order[index]] if 0 <= index < len(self._order) else None
+
+    def fold(self, index: int) -> Fold[LogLine] | None:
+        """Return the lines for which this one stands, if they are of several ranks."""
+        return None
+
+    def who(self, index: int) -> str:
+        """Return whose line it is: a rank's, or several."""
+        line = self.line(index)
+        return f"{line.node} r{line.rank}" if line is not None else ""
+
+    def stands_ns(self, index: int) -> int:
+        """Return the time that is shown for a line, by which the lines are sorted; 0 while it is not loaded."""
+        line = self.line(index)
+        return line.t_ns if line is not None else 0
+
+    def is_at(self, index: int, key: LineKey | None) -> bool:
+        """Return whether this is the line, or stands for it."""
+        line, fold = self.line(index), self.fold(index)
+        return line is not None and (line.key == key or (fold is not None and any(row.key == key for row in fold.rows)))
+
+    def take_shift(self) -> int:
+        """Return by how many rows the lines have moved since the last call."""
+        shift, self.shifted = self.shifted, 0
+        return shift
 
     def index_of(self, key: LineKey) -> int | None:
         """Return the index of a line, or None."""
         return self._order.index(key) + self._offset if key in self._rows else None
 
     def missing(self, first: int, last: int, *, ahead: bool = False) -> int | None:
-        """Return older rows when their placeholder comes into view; newer ones at the other end."""
+        """Return what to load next for these lines, for `load`; None when all are loaded.
+
+        That is older rows when their placeholder comes into view, newer ones at the other end. ahead: they are not in
+        view yet.
+        """
         if self._offset and first <= (PAGE // 4 if ahead else 0):
             return 0
         if self.detached and last >= self.count - 1:
@@ -129,16 +185,18 @@ class MergedFeed(Feed):
         """Whether lines have arrived below those that have been in view, in words."""
         return "new lines below" if self._has_new_lines else ""
 
-    def note_read(self, rows: Sequence[LogRow]) -> None:
+    def note_read(self, rows: Sequence[LogLine]) -> None:
         """Note which rows are in view; at the end of the log nothing is new any more."""
-        if not self.detached and self.row(self.count - 1) == rows[-1]:
+        if not self.detached and self.line(self.count - 1) == rows[-1]:
             self._has_new_lines, self._read_ns = False, self._edge(-1)
 
     def forget_new_lines(self) -> None:
+        """Count only later lines as new: the reader has returned to the end."""
         self._has_new_lines, self._read_ns, self._searched = False, None, None
 
     @property
     def has_returned_node(self) -> bool:
+        """Whether one of the absent nodes answers again."""
         return not self._absent_now.issuperset(self.absent)
 
     def _note(self, page: Page, *, at_end: bool) -> None:
@@ -202,12 +260,25 @@ class MergedFeed(Feed):
     async def seek(self, jump: Jump, rows: int) -> int:
         """Load the rows around the target; return the index of the line, or of the first one at that time."""
         t_ns, key, clocks = jump
-        await (self.show_around(t_ns, rows, clocks) if t_ns else self.show_begin(rows))
+        if key is not None and t_ns == LATEST_NS:
+            t_ns = await self._show_line(key, rows)
+        else:
+            await (self.show_around(t_ns, rows, clocks) if t_ns else self.show_begin(rows))
         index = self.index_of(key) if key is not None else None
         if index is not None:
             return index
-        later = (at for at in range(self.count) if (row := self.row(at)) is not None and row.t_ns >= t_ns)
+        later = (at for at in range(self.count) if (row := self.line(at)) is not None and row.t_ns >= t_ns)
         return next(later, max(0, self.count - 1))
+
+    async def _show_line(self, key: LineKey, rows: int) -> int:
+        """Replace the loaded rows by those around a line, and return its time; by the last ones if there is none."""
+        page = await self._source.from_line(self.selection, key, rows)
+        t_ns = next((row.t_ns for row in page.rows if row.line >= key[3]), LATEST_NS)
+        if self.selection.file != key[:3] or t_ns == LATEST_NS:
+            await self.show_around(t_ns, rows, page.clocks)
+        else:
+            self._replace(page, at_start=not page.rows[0].line)
+        return t_ns
 
     async def show_begin(self, rows: int) -> None:
         """Replace the loaded rows by the oldest ones."""
@@ -276,6 +347,8 @@ class MergedFeed(Feed):
     async def _fetch(self, count: int, clocks: Clocks | None, **bounds: Any) -> Page:
         page = await self._source.merged(self.selection, count, clocks=clocks, **bounds)
         self.hides_nccl = self.hides_nccl or bool(page.apart and "nccl" not in self.selection.streams)
+        if self.selection.file is not None:
+            self.last_line = page.lines or 0
         return page
 
     def _begin_ns(self) -> int:
@@ -290,16 +363,15 @@ class MergedFeed(Feed):
     def _edge(self, number: int) -> int:
         return self._rows[self._order[number]].t_ns
 
-    def _update(self, rows: Iterable[LogLine], *, all_times: bool = False) -> list[LogRow]:
+    def _update(self, rows: Iterable[LogLine], *, all_times: bool = False) -> list[LogLine]:
         """Update loaded rows that have changed, such as a line that is complete now; return the others.
 
         Rows from before the loaded range, as pages with rare rows or without a node have them, are loaded later.
         """
-        fresh: list[LogRow] = []
+        fresh: list[LogLine] = []
         is_any = all_times or self._at_start or not (self._order or self.selection.filter)
         start_ns = 0 if is_any else self._begin_ns()
-        for each in rows:
-            row = taken(each)
+        for row in rows:
             old = self._rows.get(row.key)
             if old is None:
                 if row.t_ns >= start_ns:
@@ -307,14 +379,14 @@ class MergedFeed(Feed):
             elif row.t_ns > old.t_ns + ANEW_NS:
                 fresh.append(row)
             elif old.text != row.text:
-                self._rows[row.key] = dataclasses.replace(old, level=row.level, text=row.text)
+                self._rows[row.key] = row._replace(t_ns=old.t_ns)
                 self._bytes += len(row.text) - len(old.text)
         return fresh
 
     def _note_absent(self, page: Page) -> None:
         self.absent = tuple(sorted({*self.absent, *page.absent}))
 
-    def _hold(self, rows: Iterable[LogRow]) -> None:
+    def _hold(self, rows: Iterable[LogLine]) -> None:
         for row in rows:
             self._rows[row.key] = row
             self._bytes += len(row.text)
@@ -325,16 +397,16 @@ class MergedFeed(Feed):
 
     def _within_bounds(self, keys: Iterable[LineKey]) -> int:
         """Return how many rows may stay when the others are dropped from the far end."""
-        if len(self._order) <= MERGED_KEPT and self._bytes <= BYTES_KEPT:
+        if len(self._order) <= LINES_KEPT and self._bytes <= BYTES_KEPT:
             return len(self._order)
         size = 0
         for number, key in enumerate(keys):
             size += len(self._rows[key].text)
-            if number >= MERGED_KEPT or (size > BYTES_KEPT and number >= LEAST_KEPT):
+            if number >= LINES_KEPT or (size > BYTES_KEPT and number >= LEAST_KEPT):
                 return number
         return len(self._order)
 
-    def _append(self, rows: list[LogRow]) -> None:
+    def _append(self, rows: list[LogLine]) -> None:
         again = {row.key for row in rows if row.key in self._rows}
         if again:
             self._drop(again)
@@ -358,9 +430,8 @@ class MergedFeed(Feed):
 
     def _replace(self, page: Page, *, at_start: bool | None = None) -> None:
         """Replace the loaded rows; at_start: they begin with the first row of all; None: they are the newest."""
-        rows = [taken(row) for row in page.rows]
         self._rows, self._bytes = {}, 0
-        self._hold(rows)
+        self._hold(page.rows)
         self._order = list(self._rows)
         self._at_start = not page.more if at_start is None else at_start
         self.detached, self._is_far = page.more if at_start is not None else False, False
