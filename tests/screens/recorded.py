@@ -12,7 +12,7 @@ import heapq
 import itertools
 import json
 import re
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -116,13 +116,13 @@ class RecordedSession(_Session):  # type: ignore[misc]
             raise self.refusal
         return self.answer or {"accepted": True, "message": f"{verb} accepted", "generation": 3, "seq": 40}
 
-    async def shell(
-        self, terminal: Any, node: str, rank: int | None, line: str = "", variables: Mapping[str, str] | None = None
-    ) -> None:
+    program: Sequence[str] = ("true",)
+    """What a shell on a node is here."""
+
+    async def shell(self, terminal: Any, node: str, rank: int | None) -> None:
         """Run a program on the terminal, as if it were the node's."""
-        more = {"line": line, "variables": dict(variables or {})} if line else {}
-        self.requests.append(("shell", {"node": node, "rank": rank, **more}))
-        await terminal.run(["true"])
+        self.requests.append(("shell", {"node": node, "rank": rank}))
+        await terminal.run(self.program)
 
     async def forward(self, node: str, port: int, local: int | None) -> Forward:
         """Forward a port, as far as the screen sees it."""

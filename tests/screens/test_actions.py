@@ -245,7 +245,7 @@ async def test_stacks_are_read_and_copied_by_who_only_looks(monkeypatch: pytest.
     session.python_stacks = {"0": head + frames[0], "1": head + frames[1], "3": head + frames[0]}
     async with running(session, read_only=True) as (app, pilot):
         copied: list[str] = []
-        monkeypatch.setattr(app, "copy", copied.append)
+        monkeypatch.setattr(app.shell, "copy", copied.append)
         text = await press(app, pilot, "1", "j", "x", "d")
         assert re.search(r"n +node n2 +2-3", text)
         text = await press(app, pilot, "a")
@@ -279,7 +279,7 @@ async def test_cordon_and_uncordon_offer_the_nodes_that_they_fit() -> None:
 async def test_a_port_is_forwarded_listed_copied_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     async with playing("running_2x2", (120, 30)) as (app, pilot, session):
         copied: list[str] = []
-        monkeypatch.setattr(app, "copy", copied.append)
+        monkeypatch.setattr(app.shell, "copy", copied.append)
         text = await press(app, pilot, "3", "G", "F")
         assert "forward a port of n2" in text
         assert "enter opens it  esc closes" in text

@@ -210,23 +210,22 @@ raise SystemExit(main())
         assert tty.process.wait(DEADLINE_S) == status
 
 
-def test_a_command_has_the_terminal_and_ends_with_its_window(tmp_path: Path) -> None:
-    config = tmp_path / "supervisor" / "config.toml"
-    config.parent.mkdir()
-    line = "echo begun: $JOB; read line; echo got: ${line} as $$; read line"
-    config.write_text(f'[commands.talk]\nkey = "h"\ncommand = "{line}"\nwait = false\n')
-    with terminal(80, 24, XDG_CONFIG_HOME=str(tmp_path)) as tty:
+def test_a_shell_has_the_terminal_and_ends_with_its_window() -> None:
+    line = "echo begun: here; read line; echo got: $line as $$; read line"
+    program = (
+        f"from tests.screens import recorded\nrecorded.RecordedSession.program = ['sh', '-c', '{line}']\n{PROGRAM}"
+    )
+    with terminal(80, 24, (sys.executable, "-c", program)) as tty:
         tty.wait_for(b"train-k3f9")
-        tty.ask(b"4", b"log of all ranks")
-        tty.ask(b"h", b"begun: ")
+        tty.ask(b"B", b"begun: ")
         # The job goes on meanwhile, and nothing is drawn over it; Ctrl-C is not ours.
         at = tty.seen.index(b"begun: ")
         os.kill(tty.process.pid, signal.SIGINT)
         tty.send(b"typed there\n")
         tty.wait_for(b"got: typed there as ")
         assert b"\x1b[" not in tty.seen[at : tty.seen.index(b"got: ")]
-        tty.ask(b"\n", b"log of all ranks")
-        tty.ask(b"h", b"begun: ")
+        tty.ask(b"\n", b"train-k3f9")
+        tty.ask(b"B", b"begun: ")
         tty.ask(b"again\n", b"got: again as ")
         tty.wait_for(b"\n")
         command_pid = int(tty.seen.partition(b" as ")[2].split()[0])
