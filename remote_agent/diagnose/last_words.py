@@ -161,8 +161,12 @@ def find_error(lines: Sequence[str]) -> str:
 
 
 def last_error(lines: Sequence[str]) -> str:
-    """Return the last line after all progress that names an error, also one that the process has survived."""
-    rest = itertools.takewhile(lambda line: not is_progress(line), reversed(lines))
+    """Return the last line after all progress that names an error, also one that the process has survived.
+
+    What NCCL could not load or open is none, because it goes on without.
+    """
+    after = itertools.takewhile(lambda line: not is_progress(line), reversed(lines))
+    rest = (line for line in after if "CCL " not in line and not _INFO.search(line[:_FRONT]))
     named = (line for line in rest if _NAMED.search(line) or _SYSTEM_WORDS.search(line) or _level(line) == ERROR)
     return next(named, "").strip()
 

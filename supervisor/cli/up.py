@@ -171,7 +171,6 @@ def job_options(options: argparse.Namespace) -> UpOptions:
     if len(kinds) > 1:
         raise UsageError(f"{' and '.join('--' + name.replace('_', '-') for name in kinds)} cannot be combined")
     timeouts = read_timeouts(options)
-    grace = torchrun.duration(options, "shutdown_timeout")
     rdzv_id = options.rdzv_id if options.rdzv_id not in (None, "none") else None
     if options.job and rdzv_id and options.job != rdzv_id:
         raise UsageError(f"--job {options.job} and --rdzv-id {rdzv_id} both name the job", "use one of them")
@@ -183,24 +182,23 @@ def job_options(options: argparse.Namespace) -> UpOptions:
         nnodes=options.nnodes,
         nproc_per_node=options.nproc_per_node,
         max_restarts=torchrun.number(options, "max_restarts"),
-        stop_grace=grace,
-        role=options.role or "default",
         env=check_env(options.env),
         sync=not options.no_sync,
         force=options.force,
-        snapshots=snapshot_patterns(Place("up", "--snapshots"), "", options.snapshots) or None,
         standalone=bool(options.standalone),
         local_addr=options.local_addr,
-        log_dir=options.log_dir if options.log_dir != os.devnull else None,
-        numa_binding=options.numa_binding,
-        signals_to_handle=options.signals_to_handle,
-        virtual_local_rank=bool(options.virtual_local_rank),
         rendezvous=read_rendezvous(options),
-        join_timeout=timeouts.get("join_timeout"),
-        settle_timeout=timeouts.get("last_call_timeout"),
-        standby=options.standby,
-        slow=False if options.no_slow else None,
-        keep_warm=options.keep_warm,
+        settings={
+            **{name: getattr(options, name) for name in ("numa_binding", "signals_to_handle", "standby", "keep_warm")},
+            "role": options.role or None,
+            "stop_grace": torchrun.duration(options, "shutdown_timeout"),
+            "log_dir": options.log_dir if options.log_dir != os.devnull else None,
+            "virtual_local_rank": options.virtual_local_rank or None,
+            "join_timeout": timeouts.get("join_timeout"),
+            "settle_timeout": timeouts.get("last_call_timeout"),
+            "slow": False if options.no_slow else None,
+            "snapshots": snapshot_patterns(Place("up", "--snapshots"), "", options.snapshots) or None,
+        },
     )
 
 

@@ -13,6 +13,7 @@ import re
 import secrets
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,26 +52,16 @@ class UpOptions:
     nnodes: str | None = None
     nproc_per_node: str | None = None
     max_restarts: int | None = None
-    stop_grace: float | None = None
-    role: str = "default"
     env: dict[str, str] = field(default_factory=dict)
     sync: bool = True
     force: bool = False
     """Run from a tree from which another job runs."""
     standalone: bool = False
     local_addr: str | None = None
-    log_dir: str | None = None
-    numa_binding: str | None = None
-    signals_to_handle: str | None = None
-    virtual_local_rank: bool = False
     rendezvous: Rendezvous | None = None
     """The rendezvous without run_id and nnodes, which the plan fills in."""
-    join_timeout: float | None = None
-    settle_timeout: float | None = None
-    standby: str | None = None
-    slow: bool | None = None
-    keep_warm: float | None = None
-    snapshots: tuple[str, ...] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of the job's description, under the same names."""
 
 
 def make_plan(inventory: Inventory, options: UpOptions, cwd: Path) -> LaunchPlan:
@@ -136,11 +127,11 @@ def is_of_launch(inventory: Inventory, job: str, script: str, tree: str | None) 
     return tree in _tree_names(inventory.job.workdir, script, job)
 
 
-def _settings(*sources: JobDefaults | UpOptions) -> dict[str, Any]:
-    """Return the fields of the description that its sources have under the same name; the last one decides."""
+def _settings(defaults: JobDefaults, options: UpOptions) -> dict[str, Any]:
+    """Return the fields of the description that its sources have under the same name; the options decide."""
     names = {one.name for one in dataclasses.fields(JobSpec)} - MADE
-    values = ((name, getattr(source, name, None)) for source in sources for name in names)
-    return {name: value for name, value in values if value is not None}
+    values = [(name, getattr(source, name, None)) for source in (defaults, options) for name in names]
+    return {name: value for name, value in [*values, *options.settings.items()] if value is not None}
 
 
 def make_rendezvous(options: UpOptions, job: str, hosts: int) -> Rendezvous | None:

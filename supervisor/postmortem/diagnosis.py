@@ -388,11 +388,13 @@ def _hang(run: Generation, incident: IncidentDocument, texts: Sequence[str]) -> 
     """Return the verdict of a text that ends before the first step, and whose lines are no failure of a rank."""
     roster = read_roster("\n".join(texts)) if any(map(_waits, texts)) else None
     absent = sorted(set(range(roster.of)) - roster.ranks) if roster is not None else []
+    error = last_error(texts)
     found: IncidentDocument = {
         **incident,
         "category": "hang_no_output",
-        "summary": f"{'the log' if _FAILS.search(texts[-1]) else 'no failure in the log, which'} ends with: "
-        f"{texts[-1].strip()[:120]}",
+        "summary": f"no rank got to its first step; the last error in the log: {error[:120]}"
+        if error
+        else f"no failure in the log, which ends with: {texts[-1].strip()[:120]}",
         "hint": "if the job hangs there, py-spy dump --pid PID shows where a rank is",
         "why": ["so: it ends while the ranks meet, before the first step"],
     }

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from remote_agent.wire.documents import NodeVitals, is_old
 from remote_agent.wire.events import ENDED_STATES
 from supervisor.errors import EXIT_STATUS, LaunchFailed
+from supervisor.link.view import HostView
 from supervisor.tui import looks
 from supervisor.wording import usage
 from supervisor.wording.status import condition_of, next_step
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
         RankVitals,
         Status,
     )
-    from supervisor.link.view import HostView
     from supervisor.session import Session
 
 # Agents send a status at least every second; after three missing ones it is old.
@@ -126,18 +126,10 @@ class NodeRow:
     clock_offset_ms: float | None
     cordoned: bool
     ranks: tuple[RankRow, ...]
-    link: str
-    """connecting, up, lost or failed: the state of our own connection."""
-    step: str
-    text: str
-    error: str
-    hint: str
-    asks: bool = False
-    """ssh asks something to which there is no answer yet."""
+    host: HostView
+    """Our own connection, as it was then: a screen may be paused."""
     vitals: NodeVitals = dataclasses.field(default_factory=NodeVitals)
     """Its usage, as in the document."""
-    began: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """When each step of our own connection began, by time.monotonic()."""
 
     @property
     def vitals_old(self) -> bool:
@@ -147,7 +139,7 @@ class NodeRow:
     @property
     def left(self) -> bool:
         """Whether it was removed, and its agent has exited: nothing is wrong."""
-        return self.state == "removed" and self.link == "lost"
+        return self.state == "removed" and self.host.state == "lost"
 
     @property
     def look(self) -> looks.Look:
@@ -157,7 +149,7 @@ class NodeRow:
     @property
     def why(self) -> str:
         """One line on why it is in this state."""
-        return self.error or self.reason or self.text
+        return self.host.error or self.reason or self.host.text
 
     @property
     def has_problem(self) -> bool:
@@ -341,8 +333,9 @@ def _node(
     ended: bool = False,
 ) -> NodeRow:
     data: NodeStatus = document or {"name": name}
-    link = host.state if host is not None else ""
-    state = data.get("state") or {"up": "ready"}.get(link, link)
+    # A node that only the job knows has no connection of ours.
+    host = HostView(name, "") if host is None else dataclasses.replace(host, began=dict(host.began))
+    state = data.get("state") or {"up": "ready"}.get(host.state, host.state)
     vitals = data.get("vitals") or {}
     rows = data.get("ranks", [])
     if ended:
@@ -358,14 +351,8 @@ def _node(
         clock_offset_ms=data.get("clock_offset_ms"),
         cordoned=data.get("cordoned", False),
         ranks=ranks,
-        link=link,
-        step=host.step if host is not None else "",
-        text=host.text if host is not None else "",
-        error=(host.error or "") if host is not None else "",
-        hint=host.hint if host is not None else "",
-        asks=host is not None and host.asks,
+        host=host,
         vitals=vitals,
-        began=dict(host.began) if host is not None else {},
     )
 
 
@@ -392,7 +379,7 @@ def _node_severity(node: NodeRow) -> int:
         return ORDINARY + 1
     if node.worst is not None and node.worst.state == "failed":
         return 1
-    if node.link in ("lost", "failed") or (node.worst is not None and node.worst.state == "silent"):
+    if node.host.state in ("lost", "failed") or (node.worst is not None and node.worst.state == "silent"):
         return 2
     if node.state in ("connecting", "draining"):
         return 3

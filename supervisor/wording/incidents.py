@@ -39,11 +39,6 @@ def is_open(incident: IncidentDocument) -> bool:
     return incident.get("state") == "open"
 
 
-def advice(incident: IncidentDocument) -> str:
-    """Return what to do about an incident; nothing about a hang that has ended."""
-    return "" if is_hang(incident) and not incident["ongoing"] else str(incident.get("hint") or "")
-
-
 def culprit(incident: IncidentDocument) -> str:
     """Return the ranks, or the node, that an incident began with: `rank 3 on n2`; "" where none is named."""
     ranks, node = incident.get("culprit_ranks") or (), incident.get("culprit_node")
@@ -148,8 +143,9 @@ def incident_lines(
         lines.append(IncidentLine(VICTIMS, f"{ranks}: {category}: {one_line(victim.get('summary'))}"))
     if now := standing(incident, now_s, utc=utc):
         lines.append(IncidentLine("state", now, "bad" if is_open(incident) else "ok"))
-    if hint := advice(incident):
-        lines.append(IncidentLine("hint", one_line(hint)))
+    # What to do about a hang is no news once it has ended.
+    hint = incident.get("hint") if incident.get("ongoing") is not False else ""
+    lines += [IncidentLine("hint", one_line(hint))] if hint else []
     return lines
 
 

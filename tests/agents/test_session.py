@@ -40,7 +40,7 @@ ALL = Selection(generation="all")
 
 def planned(inventory: Inventory, made: Hosts, *args: str, **options: Any) -> Session:
     # The first group has all hosts, however long a loaded machine takes to import torch.
-    options = {"settle_timeout": WAIT_S, "job": "job-t", **options}
+    options = {"settings": {"settle_timeout": WAIT_S}, "job": "job-t", **options}
     plan = make_plan(inventory, UpOptions("talk.py", args, **options), made.work)
     return Session(inventory, attach="control", plan=plan)
 

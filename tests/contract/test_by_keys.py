@@ -172,7 +172,7 @@ def test_a_whole_session_by_keys(pair: Cluster, tmp_path: Path) -> None:
         tty.runs(1, 2)
         tty.press("i")
         text = tty.until("incident 1, generation 0", "failed as a consequence (1)")
-        assert re.search(r"X rank 1 on n2 +SIGKILL", text), text
+        assert re.search(r"culprit: rank 1 on n2\s+exit: killed by SIGKILL", text), text
 
         tty.press("Escape")
         tty.until("─ nodes ─")

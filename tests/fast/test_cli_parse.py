@@ -100,8 +100,9 @@ def test_options_take_effect() -> None:
         *("--shutdown-timeout", "2.5", "--env", "A=b=c", "pkg.train", "x"),
     ]
     options = job_options(parse_up(argv))
-    assert (options.nnodes, options.max_restarts, options.job, options.role) == ("2:4", 5, "abc", "trainer")
-    assert (options.kind, options.stop_grace, options.env) == ("module", 2.5, {"A": "b=c"})
+    assert (options.nnodes, options.max_restarts, options.job) == ("2:4", 5, "abc")
+    assert (options.kind, options.env) == ("module", {"A": "b=c"})
+    assert (options.settings["role"], options.settings["stop_grace"]) == ("trainer", 2.5)
     assert (options.script, options.args) == ("pkg.train", ("x",))
 
 
@@ -116,7 +117,7 @@ def test_pet_variables_are_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     options = job_options(parsed)
     assert (options.nproc_per_node, options.max_restarts, options.kind) == ("4", 1, "binary")
     assert [line.split()[0] for line in torchrun.notices(parsed)] == ["--node-rank"]
-    assert (options.numa_binding, options.stop_grace) == (None, 7.0)
+    assert (options.settings["numa_binding"], options.settings["stop_grace"]) == (None, 7.0)
 
 
 @pytest.mark.parametrize(("value", "kind"), [("0", "script"), ("off", "script"), ("1", "module"), ("2", "module")])
@@ -151,9 +152,9 @@ def test_options_whose_effect_would_be_missed_are_refused(flags: tuple[str, ...]
 def test_options_that_the_node_carries_out() -> None:
     argv = [*("--log-dir", "logs", "--numa-binding", "node", "--virtual-local-rank"), "--run-path", "t.py"]
     options = job_options(parse_up(argv))
-    assert (options.log_dir, options.numa_binding, options.virtual_local_rank) == ("logs", "node", True)
-    assert options.kind == "run_path"
-    assert job_options(parse_up(["--log-dir", "/dev/null", "t.py"])).log_dir is None
+    said = [options.settings[name] for name in ("log_dir", "numa_binding", "virtual_local_rank")]
+    assert (said, options.kind) == (["logs", "node", True], "run_path")
+    assert job_options(parse_up(["--log-dir", "/dev/null", "t.py"])).settings["log_dir"] is None
 
 
 def test_the_console_shows_what_torchrun_would() -> None:

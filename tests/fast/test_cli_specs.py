@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from remote_agent.wire import JOB_NAME, Answer, CallFailed, JobSpec
+from supervisor.cli.up import job_options, parse_up
 from supervisor.errors import HostError, JobInTheWay, LaunchFailed, UsageError
 from supervisor.inventory import Host, Inventory, JobDefaults
 from supervisor.launch import bringup
@@ -40,7 +41,8 @@ def names(kind: Any) -> set[str]:
     return {field.name for field in dataclasses.fields(kind)} & {field.name for field in dataclasses.fields(JobSpec)}
 
 
-JOB_KEYS, OPTIONS = names(JobDefaults), names(UpOptions)
+SETTINGS = {*job_options(parse_up(["t.py"])).settings}
+JOB_KEYS, OPTIONS = names(JobDefaults), names(UpOptions) | SETTINGS
 # A value in [job] and another one on the command line; a new key with an option of its name has none, and fails.
 VALUES: dict[str, tuple[Any, Any]] = {
     "env": ({"A": "1"}, {"A": "2"}), "keep_warm": (60.0, 0.0), "max_restarts": (3, 0),
@@ -82,7 +84,8 @@ def test_an_option_wins_over_its_key(work: Path, name: str) -> None:
     key, option = VALUES[name]
     inventory = hosts_of(work, **{name: key})
     assert getattr(make_plan(inventory, UpOptions("train.py"), work).spec, name) == key
-    assert getattr(make_plan(inventory, UpOptions("train.py", **{name: option}), work).spec, name) == option
+    given: Any = {"settings": {name: option}} if name in SETTINGS else {name: option}
+    assert getattr(make_plan(inventory, UpOptions("train.py", **given), work).spec, name) == option
 
 
 def outcome(work: Path, asked: dict[str, Any]) -> str:

@@ -66,7 +66,7 @@ class PageBuilder:
         self._number = 0
         self._unfolds = False
 
-    def section(self, title: str, note: str = "", role: str = "dim", *, unfolds: bool = False) -> None:
+    def section(self, title: str, note: str = "", *, unfolds: bool = False) -> None:
         """Begin a section; `unfolds`: its lines fold and unfold it."""
         if self.lines:
             self.add(EMPTY)
@@ -76,7 +76,7 @@ class PageBuilder:
         used = len(title) + 2 + (len(note) + 2 if note else 0)
         head.append((rule * max(0, self.width - used - 1), "rule"))
         if note:
-            head.append((f" {note} ", role))
+            head.append((f" {note} ", "dim"))
         self.add(tuple(head))
 
     def add(self, row: Row, place: LogPlace | None = None) -> None:
@@ -84,10 +84,10 @@ class PageBuilder:
         self.lines.append(PageLine((self._section, self._number), row, place, self._unfolds))
         self._number += 1
 
-    def prose(self, text: str, role: str, indent: int = 2) -> None:
+    def prose(self, text: str, role: str) -> None:
         """Add text, wrapped."""
-        for line in wrap(text, self.width - indent - 1):
-            self.add(((" " * indent + line, role),))
+        for line in wrap(text, self.width - 3):
+            self.add(((_INDENT + line, role),))
 
 
 def place_of(evidence: EvidenceEntry | None) -> LogPlace | None:
@@ -126,8 +126,8 @@ def incident_page(
     evidence = sections["evidence"]
     opens = any(place_of(line.place) for line in evidence)
     _section(page, "evidence", evidence, "enter: open the line in the log" if opens else "", is_cut=True)
-    count_of = sum(len(entry["ranks"]) for entry in incident["victims"])
-    name, fold = f"{incidents.VICTIMS} ({count_of})", "enter: fold" if unfolded else "enter: unfold"
+    name = f"{incidents.VICTIMS} ({sum(len(entry['ranks']) for entry in incident['victims'])})"
+    fold = "enter: fold" if unfolded else "enter: unfold"
     _section(page, name, sections[incidents.VICTIMS], fold, is_cut=not unfolded, unfolds=True)
     return page.lines
 

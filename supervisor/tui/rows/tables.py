@@ -242,13 +242,13 @@ def _rank_step(rank: RankRow) -> Row:
 
 
 def _why(node: NodeRow) -> Row:
-    bad = node.state in ("failed", "lost") or (node.link in ("failed", "lost") and not node.left)
+    bad = node.state in ("failed", "lost") or (node.host.state in ("failed", "lost") and not node.left)
     reason = node.why if bad or (node.state in ("connecting", "removed") and not node.left) else node.reason
     return ((reason, "warn" if bad else "dim"),)
 
 
 def _link(node: NodeRow) -> Row:
-    word = "-" if node.left else {"up": "ok", "": "-"}.get(node.link, node.link)
+    word = "-" if node.left else {"up": "ok", "": "-"}.get(node.host.state, node.host.state)
     return ((word, "dim" if word in ("ok", "-") else "warn"),)
 
 
@@ -286,13 +286,14 @@ def node_lines(node: NodeRow, job_view: JobView, width: int) -> list[Row]:
     """Return the facts of one node, with a hint if something is wrong."""
     role = "coordinator" if node.name == job_view.coordinator else "member" if node.ranks else "not in the group"
     facts = [("role", role, "text"), ("state", f"{node.look.word}  {node.reason}".strip(), node.look.role)]
-    link = {"up": "ok"}.get(node.link, node.link or "not connected")
-    doing = node.text if node.link == "up" and node.text else f"{node.step} {node.text}".strip()
-    facts.append(("link", f"{link}  {doing}".strip(), "text" if node.link == "up" else "warn"))
-    if node.error:
-        facts.append(("why", node.error, "bad"))
-    if node.hint:
-        facts.append(("fix", node.hint, "text"))
+    host = node.host
+    link = {"up": "ok"}.get(host.state, host.state or "not connected")
+    doing = host.text if host.state == "up" and host.text else f"{host.step} {host.text}".strip()
+    facts.append(("link", f"{link}  {doing}".strip(), "text" if host.state == "up" else "warn"))
+    if host.error:
+        facts.append(("why", host.error, "bad"))
+    if host.hint:
+        facts.append(("fix", host.hint, "text"))
     if node.address:
         offset = "" if node.clock_offset_ms is None else f"   clock {_offset(node.clock_offset_ms)}"
         facts.append(("address", f"{node.address}{offset}", "dim"))

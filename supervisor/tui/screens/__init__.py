@@ -1,5 +1,5 @@
 """The screens, one module each.
 
 In: views of the job. Out: rows for the widgets, requests of the user. Imports `errors`, `actions`, `inventory`,
-`logs`, `history`, `nccl` and `wording`; of the node's side `wire` and `text`.
+`link`, `logs`, `history`, `nccl` and `wording`; of the node's side `wire` and `text`.
 """

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from textual.widget import Widget
 
+    from supervisor.link.view import HostView
     from supervisor.tui.looks import Glyphs
     from supervisor.tui.model import JobView, NodeRow
 
@@ -62,7 +63,7 @@ class LaunchScreen(LiveScreen):
         picker = self.query_one(Picker)
         lines = launch_rows(job_view, picker.line_width or self.size.width - 1, self.shell.glyphs, time.monotonic())
         up = sum(is_up(node, job_view) for node in job_view.nodes)
-        failed = sum(node.link == "failed" for node in job_view.nodes)
+        failed = sum(node.host.state == "failed" for node in job_view.nodes)
         picker.heading = "bringing up the hosts" if job_view.bringing_up else "connecting to the hosts"
         note: list[Span] = [(f"{up} of {count(len(job_view.nodes), 'host')} up", "ok" if up else "dim")]
         if failed:
@@ -79,7 +80,7 @@ class LaunchScreen(LiveScreen):
 
 def is_up(node: NodeRow, job_view: JobView) -> bool:
     """Return whether a host is connected; in a launch, whether its torch is found too."""
-    return node.link == "up" and (not job_view.bringing_up or node.step == "ready")
+    return node.host.state == "up" and (not job_view.bringing_up or node.host.step == "ready")
 
 
 def launch_rows(job_view: JobView, width: int, glyphs: Glyphs, now_s: float) -> list[tuple[tuple[str, int], Row]]:
@@ -87,7 +88,7 @@ def launch_rows(job_view: JobView, width: int, glyphs: Glyphs, now_s: float) -> 
     lines: list[tuple[tuple[str, int], Row]] = []
     room = name_width(job_view.nodes)
     for node in job_view.nodes:
-        for number, row in enumerate(_host(node, room, width, glyphs, now_s if job_view.bringing_up else None)):
+        for number, row in enumerate(_host(node.host, room, width, glyphs, now_s if job_view.bringing_up else None)):
             lines.append(((node.name, number), row))
     if job_view.problem:
         details = [(line, "bad") for line in wrap(job_view.problem, width - 2)]
@@ -103,11 +104,11 @@ def stage_of(step: str) -> int:
     return next((at for at, (_, steps) in enumerate(STAGES) if step in steps), len(STAGES) if step == "ready" else 0)
 
 
-def stages(node: NodeRow, glyphs: Glyphs, now_s: float) -> Row:
+def stages(host: HostView, glyphs: Glyphs, now_s: float) -> Row:
     """Return the stages of a launch on one host: which are done and what they took, which runs and since when."""
-    here = stage_of(node.step)
-    begins = [min((node.began[step] for step in steps if step in node.began), default=None) for _, steps in STAGES]
-    begins.append(node.began.get("ready"))
+    here = stage_of(host.step)
+    begins = [min((host.began[step] for step in steps if step in host.began), default=None) for _, steps in STAGES]
+    begins.append(host.began.get("ready"))
     spans: list[Span] = []
     for at, (name, _) in enumerate(STAGES):
         begin = begins[at]
@@ -118,42 +119,42 @@ def stages(node: NodeRow, glyphs: Glyphs, now_s: float) -> Row:
         elif at > here:
             text, role = f"{glyphs.dot} {name}", "off"
         else:
-            text, role = f"{_spinner(node, glyphs, now_s)} {name}{took}", "start"
+            text, role = f"{_spinner(host, glyphs, now_s)} {name}{took}", "start"
         spans += [(fit(text, STAGE_WIDTH, glyphs.more), role), (" ", "")]
     return tuple(spans)
 
 
-def _spinner(node: NodeRow, glyphs: Glyphs, now_s: float) -> str:
+def _spinner(host: HostView, glyphs: Glyphs, now_s: float) -> str:
     # If nothing changes, nothing spins.
-    return glyphs.spinner[int(now_s * 8) % len(glyphs.spinner)] if node.step in node.began else "~"
+    return glyphs.spinner[int(now_s * 8) % len(glyphs.spinner)] if host.step in host.began else "~"
 
 
-def _host(node: NodeRow, room: int, width: int, glyphs: Glyphs, now_s: float | None) -> list[Row]:
+def _host(host: HostView, room: int, width: int, glyphs: Glyphs, now_s: float | None) -> list[Row]:
     """Return one host; now_s: it is being brought up, and not ready before its last stage is done."""
-    mark, ascii_mark, role = _LOOKS.get(node.link, ("-", "-", "off"))
+    mark, ascii_mark, role = _LOOKS.get(host.state, ("-", "-", "off"))
     mark = ascii_mark if glyphs.ascii else mark
-    if now_s is not None and node.link == "up" and node.step != "ready":
+    if now_s is not None and host.state == "up" and host.step != "ready":
         mark, role = "~", "start"
     if now_s is not None and role == "start":
-        mark = _spinner(node, glyphs, now_s)
-    step = node.step or {"up": "ready"}.get(node.link, "")
+        mark = _spinner(host, glyphs, now_s)
+    step = host.step or {"up": "ready"}.get(host.state, "")
     head: list[Span] = [
         (f" {mark} ", role),
-        (fit(node.name, room, glyphs.more) + "  ", "title" if node.link == "failed" else "text"),
+        (fit(host.name, room, glyphs.more) + "  ", "title" if host.state == "failed" else "text"),
     ]
-    if now_s is not None and width >= STAGES_FROM and not node.error:
-        head += stages(node, glyphs, now_s)
+    if now_s is not None and width >= STAGES_FROM and not host.error:
+        head += stages(host, glyphs, now_s)
     else:
-        head.append((fit(step, 9, glyphs.more) + " ", role if node.link == "failed" else "dim"))
+        head.append((fit(step, 9, glyphs.more) + " ", role if host.state == "failed" else "dim"))
     indent = 3 + room + 2 + 10
-    if not node.error:
-        since = node.began.get(node.step)
-        waits = since is not None and now_s is not None and node.step != "ready"
+    if not host.error:
+        since = host.began.get(host.step)
+        waits = since is not None and now_s is not None and host.step != "ready"
         age = f"  {values.elapsed(now_s - since)}" if waits and now_s is not None and since is not None else ""
-        return [(*head, (clean(node.text), "dim"), ("" if width >= STAGES_FROM else age, "start"))]
-    reason = wrap(node.error, max(20, width - indent - 1))
-    rows: list[Row] = [(*head, (reason[0], "bad" if node.link == "failed" else "warn"))]
+        return [(*head, (clean(host.text), "dim"), ("" if width >= STAGES_FROM else age, "start"))]
+    reason = wrap(host.error, max(20, width - indent - 1))
+    rows: list[Row] = [(*head, (reason[0], "bad" if host.state == "failed" else "warn"))]
     rows += [((" " * indent + line, "bad"),) for line in reason[1:]]
-    if node.hint:
-        rows += [((" " * indent + line, "text"),) for line in wrap(node.hint, max(20, width - indent - 1))]
+    if host.hint:
+        rows += [((" " * indent + line, "text"),) for line in wrap(host.hint, max(20, width - indent - 1))]
     return rows

@@ -93,7 +93,7 @@ def _counts(job_view: JobView) -> list[tuple[int, Row]]:
     awaited = [node for node in job_view.nodes if node.state not in ("removed", "spare")]
     facts: list[tuple[int, Row]] = []
     if awaited and not job_view.state:
-        up = sum(node.link == "up" for node in job_view.nodes)
+        up = sum(node.host.state == "up" for node in job_view.nodes)
         facts.append((3, ((f"{up}/{len(awaited)}", "text"), (" hosts up", "dim"))))
     elif awaited:
         facts.append((3, ((f"{len(members)}/{len(awaited)}", "text"), (" nodes", "dim"))))
@@ -118,7 +118,7 @@ def _next_row(job_view: JobView, age_s: float, now_s: float, width: int, glyphs:
     if job_view.problem:
         return fit_row(((f" X {clean(job_view.problem)}", "bad"),), width, glyphs.more)
     if job_view.stale and age_s != float("inf"):
-        asks = any(node.asks for node in job_view.nodes)
+        asks = any(node.host.asks for node in job_view.nodes)
         what = "ssh needs your answer: A" if asks else "reconnecting"
         text = f" no status for {values.age(age_s)}; the job continues; {what}"
         return fit_row(((text, "warn"),), width, glyphs.more)
@@ -202,11 +202,11 @@ _LAUNCH_STEPS: Final = {"agent": "starting the agent", "engine": "looking for to
 
 def _calm(job_view: JobView, now_s: float) -> str:
     if not job_view.state:
-        up = sum(node.link == "up" for node in job_view.nodes)
+        up = sum(node.host.state == "up" for node in job_view.nodes)
         steps: dict[str, list[str]] = {}
         for node in job_view.nodes:
-            if node.link == "up" and node.step in _LAUNCH_STEPS:
-                steps.setdefault(_LAUNCH_STEPS[node.step], []).append(node.name)
+            if node.host.state == "up" and node.host.step in _LAUNCH_STEPS:
+                steps.setdefault(_LAUNCH_STEPS[node.host.step], []).append(node.name)
         if job_view.bringing_up and up == len(job_view.nodes) and steps:
             return "; ".join(f"{what} on {fold(names)}" for what, names in steps.items())
         return f"connecting to the hosts: {up} of {len(job_view.nodes)} up"
