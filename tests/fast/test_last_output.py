@@ -165,6 +165,7 @@ async def test_last_words_outlive_their_node(tmp_path: Path, monkeypatch: pytest
         )
         assert rest == ["step=1", "step=2"]
         # It is served like a log, and is no progress of a rank of n2.
+        await n2.logs.read(0, 0, "stdout", 0, 1)
         assert (await n2.logs.merged(0, [0], count=1)).body == b"step=2"
 
         # Back with its disk: its own log is the one that counts.
