@@ -36,7 +36,6 @@ BYTES_PER_BLOCK = 1024 * 1024
 MARK_GAP_NS = 10_000_000
 # Above this number, entries of the older half are joined; lines and bytes per block stay bounded.
 ENTRIES_LIMIT = 32_768
-UPPER_BOUND = 0x80
 _NEWLINE = b"\n"
 # Dropped bytes may have held lines of any level and of NCCL: a reader who asks for those sees the line for them.
 DROPPED = DEBUG | INFO | WARN | ERROR | NCCL
@@ -54,7 +53,6 @@ _MAGIC = b"supervisor log index 1\n".ljust(32, b"\0")
 _RECORD = struct.Struct("<QQqBBH")
 _CHECK = struct.Struct("<I")
 SIZE = _RECORD.size + _CHECK.size
-_FLAG_UPPER = 1
 # This flag marks no entry: all bytes before `offset` are covered by the entries before this record.
 _FLAG_COVERED = 2
 # The bits include NCCL's; those of older agents do not.
@@ -74,7 +72,6 @@ class Block(NamedTuple):
     end: int
     t_ns: int
     bits: int
-    upper: bool
     closed: bool
     nccl: bool
 
@@ -86,7 +83,6 @@ class IndexEntry(NamedTuple):
     offset: int
     t_ns: int
     bits_before: int
-    upper: bool
 
 
 def after_newlines(data: bytes, start: int, wanted: int, mean: int) -> tuple[int, int]:
@@ -164,21 +160,21 @@ class LineIndex:
         """Arrival of the first line of the last block."""
         return self._times[-1] if self._times else None
 
-    def feed(self, data: bytes, t_ns: int, upper: bool = False) -> None:
-        """Index the next bytes of the file; upper: t_ns is only an upper bound of their arrival."""
+    def feed(self, data: bytes, t_ns: int) -> None:
+        """Index the next bytes of the file, which arrived at this time."""
         if not data:
             return
         base, seg, pos = self.scanned, 0, 0
         at_start = self.line_start == base
         if at_start and self._due(t_ns):
             self._close_block(b"", 0)
-            self._add(self.newlines, base, t_ns, upper)
+            self._add(self.newlines, base, t_ns)
         elif t_ns - self._times[-1] >= MARK_GAP_NS:
             pos = data.find(_NEWLINE) + 1
             if 0 < pos < len(data):
                 self.newlines += 1
                 self._close_block(data[:pos], pos)
-                self._add(self.newlines, base + pos, t_ns, upper)
+                self._add(self.newlines, base + pos, t_ns)
                 seg = pos
             else:
                 pos = 0
@@ -188,7 +184,7 @@ class LineIndex:
             if nxt <= 0 or nxt == len(data):
                 break
             self._close_block(data[seg:nxt], nxt - seg)
-            self._add(self.newlines, base + nxt, t_ns, upper)
+            self._add(self.newlines, base + nxt, t_ns)
             pos = seg = nxt
         self._bits[-1] = block_bits(self._carry + data[seg:], self._bits[-1])
         self._carry = (self._carry + data)[-OVERLAP:]
@@ -211,15 +207,14 @@ class LineIndex:
             line = self.total_lines
             t_ns = max(t_ns, self._times[-1] + 1 if self._times else t_ns)
             if not self._lines:
-                self.fresh.append(IndexEntry(0, 0, t_ns, 0, True))
-            kept, flags = len(self._lines), UPPER_BOUND
+                self.fresh.append(IndexEntry(0, 0, t_ns, 0))
+            kept = len(self._lines)
             self.newlines, self.line_start, self.scanned, self._carry = line + 1, end, end, b""
         else:
             kept = self.block_at(end)
             line = self._lines[kept] - 1
             t_ns = self._times[kept - 1] + line - self._lines[kept - 1]
-            flags = self._bits[kept - 1] & UPPER_BOUND
-        for name, value in (("_lines", line), ("_offsets", 0), ("_times", t_ns), ("_bits", flags | DROPPED)):
+        for name, value in (("_lines", line), ("_offsets", 0), ("_times", t_ns), ("_bits", DROPPED)):
             old = getattr(self, name)
             setattr(self, name, array(old.typecode, [value]) + old[kept:])
 
@@ -233,7 +228,7 @@ class LineIndex:
             self._bits[-1] = entry.bits_before
         elif entry.line or entry.offset:
             return False
-        self._push(entry.line, entry.offset, entry.t_ns, entry.upper)
+        self._push(entry.line, entry.offset, entry.t_ns)
         self.newlines = entry.line
         self.line_start = self.scanned = entry.offset
         return True
@@ -253,8 +248,7 @@ class LineIndex:
             count, end, closed = self._lines[number + 1] - line, self._offsets[number + 1], True
         else:
             count, end, closed = self.total_lines - line, self.scanned, self.line_start == self.scanned
-        t_ns, upper = self._times[number], bool(bits & UPPER_BOUND)
-        return Block(line, count, offset, end, t_ns, bits & (NCCL - 1), upper, closed, bool(bits & NCCL))
+        return Block(line, count, offset, end, self._times[number], bits & (NCCL - 1), closed, bool(bits & NCCL))
 
     def next_of_level(self, number: int, level: int) -> int:
         """Return the number of the first block from this one on that may hold lines of a level or worse; else len."""
@@ -313,20 +307,20 @@ class LineIndex:
         if length:
             self._carry = b""
 
-    def _add(self, line: int, offset: int, t_ns: int, upper: bool) -> None:
-        before = self._bits[-1] & 0x7F if self._bits else 0
+    def _add(self, line: int, offset: int, t_ns: int) -> None:
+        before = self._bits[-1] if self._bits else 0
         if self._lines:
             t_ns = max(t_ns, self._times[-1] + line - self._lines[-1])
-        self._push(line, offset, t_ns, upper)
-        self.fresh.append(IndexEntry(line, offset, t_ns, before, upper))
+        self._push(line, offset, t_ns)
+        self.fresh.append(IndexEntry(line, offset, t_ns, before))
 
-    def _push(self, line: int, offset: int, t_ns: int, upper: bool) -> None:
+    def _push(self, line: int, offset: int, t_ns: int) -> None:
         if len(self._lines) >= self._limit:
             self._thin()
         self._lines.append(line)
         self._offsets.append(offset)
         self._times.append(t_ns)
-        self._bits.append(UPPER_BOUND if upper else 0)
+        self._bits.append(0)
 
     def _thin(self) -> None:
         """Join neighbouring blocks in the older half where the joined block stays within its bounds."""
@@ -393,7 +387,7 @@ class Sidecar:
                         yield Covered(offset, t_ns)
                     else:
                         bits |= 0 if flags & _FLAG_NCCL else NCCL
-                        yield IndexEntry(line, offset, t_ns, bits, bool(flags & _FLAG_UPPER))
+                        yield IndexEntry(line, offset, t_ns, bits)
                 if len(block) < SIZE * _READ_RECORDS:
                     return
 
@@ -406,8 +400,7 @@ class Sidecar:
         """Write entries. A full disk only loses times of arrival, and only when the agent restarts."""
         if not self._writable or not (entries or covered):
             return
-        flags = (_FLAG_NCCL, _FLAG_NCCL | _FLAG_UPPER)
-        data = b"".join(_pack(e.line, e.offset, e.t_ns, e.bits_before, flags[e.upper]) for e in entries)
+        data = b"".join(_pack(e.line, e.offset, e.t_ns, e.bits_before, _FLAG_NCCL) for e in entries)
         if covered is not None:
             data += _pack(0, covered.offset, covered.t_ns, 0, _FLAG_COVERED)
         try:

@@ -237,7 +237,7 @@ class LogFile:
         """Return the rows of one block, or those of its lines from `first` to before `stop` (numbers in the file)."""
         if block.offset < self.dropped:
             text = dropped_text(self.dropped)
-            row = Row(block.line, 0, self.dropped - 1, block.t_ns, block.upper, text, WARN)
+            row = Row(block.line, 0, self.dropped - 1, block.t_ns, text, WARN)
             return [row] if first <= block.line and (stop is None or block.line < stop) else []
         data = self.bytes_of(block)
         rows: list[Row] = []
@@ -258,7 +258,7 @@ class LogFile:
     def _row(self, block: Block, line: int, raw: bytes | None, start: int, end: int) -> Row:
         start, end = block.offset + start, block.offset + end
         text = visible(raw) if raw is not None else self.visible(start, end)
-        return Row(line, start, end, block.t_ns + line - block.line, block.upper, text)
+        return Row(line, start, end, block.t_ns + line - block.line, text)
 
     def visible(self, start: int, end: int) -> bytes:
         """Return the visible text of the line in these bytes."""
@@ -283,7 +283,7 @@ class LogFile:
             self.index.feed(data, mark)
         elif scanned < self._preexisting:
             data = data[: self._preexisting - scanned]
-            self.index.feed(data, self._mtime_ns, upper=True)
+            self.index.feed(data, self._mtime_ns)
         else:
             self.index.feed(data, now_ns)
             self.last_ns = now_ns

@@ -195,8 +195,6 @@ def entry_of(file: LogFile, row: Row, t_ns: int) -> LogEntry:
         "t_ns": t_ns,
         "level": LETTERS[row.level],
     }
-    if row.upper:
-        entry["t_upper"] = True
     if row.cut:
         entry["cut"] = row.cut
     return entry

@@ -312,7 +312,7 @@ def _timed(file: LogFile, query: Query, line: int, start: int, end: int, text: b
     if level < query.wanted.level:
         return None
     block = file.index.block(max(0, file.index.blocks_of(line)))
-    return Row(line, start, end, block.t_ns + line - block.line, block.upper, text, level)
+    return Row(line, start, end, block.t_ns + line - block.line, text, level)
 
 
 def _too_long(file: LogFile, line: int) -> Problem:

@@ -34,13 +34,12 @@ _CHAINED = (b"During handling of the above exception", b"The above exception was
 
 
 class Row(NamedTuple):
-    """One line: number, bytes [offset, end) without its newline, arrival (upper: no later than that)."""
+    """One line: number, bytes [offset, end) without its newline, arrival."""
 
     line: int
     offset: int
     end: int
     t_ns: int
-    upper: bool
     text: bytes
     known_level: int = 0
     """Its level bit, if it is known already; it is computed only when needed."""

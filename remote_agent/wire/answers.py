@@ -29,14 +29,14 @@ class LogKey(NamedTuple):
 
 LogEntry = TypedDict(
     "LogEntry",
-    {"line": int, "offset": int, "t_ns": int, "level": Optional[str], "t_upper": bool, "cut": int, "half": bool,
+    {"line": int, "offset": int, "t_ns": int, "level": Optional[str], "cut": int, "half": bool,
      "generation": int, "rank": int, "stream": str},
     total=False,
 )  # fmt: skip
 """A row of a log without its text.
 
-t_upper: the time is only an upper bound; cut: how many bytes of its line follow the text; half: the line is still being
-written; generation, rank, stream: in a page of several files.
+cut: how many bytes of its line follow the text; half: the line is still being written; generation, rank, stream: of its
+file.
 """
 Large = Annotated[int, whole(0, MAX_LARGE)]
 _POSITIONS = list[Annotated[list[Any], row(GenerationNumber, RankNumber, Name, Large)]]

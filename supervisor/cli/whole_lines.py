@@ -34,13 +34,13 @@ LINE_LIMIT = 1024 * 1024
 PATIENCE = 10.0
 
 # The key has the node, generation, rank and stream.
-LogKey = tuple[str, int, int, str]
+NodeLog = tuple[str, int, int, str]
 
 
 class LongLine:
     """A line over the limit: where it lies on its node, and how it begins."""
 
-    def __init__(self, whose: LogKey, begin: int, data: bytes) -> None:
+    def __init__(self, whose: NodeLog, begin: int, data: bytes) -> None:
         self.whose = whose
         self.end = begin + len(data)
         self.head = data[:CLIP]
@@ -55,7 +55,7 @@ class LongLine:
         return LogLine(*self.whose, 0, self._begin, 0, None, self.head, self.end - self._begin - len(self.head))
 
 
-Piece = LongLine | tuple[LogKey, bytes]
+Piece = LongLine | tuple[NodeLog, bytes]
 
 
 class WholeLines:
@@ -67,7 +67,7 @@ class WholeLines:
     def __init__(self, stream_filter: StreamFilter | None = None, *, overwrites: bool = False) -> None:
         self._filter = stream_filter
         self._overwrites = overwrites
-        self._held: dict[LogKey, bytes | LongLine] = {}
+        self._held: dict[NodeLog, bytes | LongLine] = {}
         self._newest: dict[str, int] = {}
 
     def feed(self, chunk: Chunk) -> list[Piece]:
@@ -142,7 +142,7 @@ async def printed(session: Session, pieces: list[Piece]) -> AsyncGenerator[bytes
                 yield data
 
 
-def prefixed(whose: LogKey, lines: bytes) -> bytes:
+def prefixed(whose: NodeLog, lines: bytes) -> bytes:
     """Return whole lines as they are printed."""
     prefix = prefix_of(whose[0], whose[2])
     return prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n"

@@ -350,21 +350,21 @@ class HostLink:
 
     def _foreign(self, failed: CallFailed) -> CallFailed | None:
         """Return a clearer error if a request fails because another version of the supervisor started the agent."""
-        if self.view.live and not self._is_ours and failed.kind in ("internal", "unknown_op"):
+        if self.view.live and not self.is_ours and failed.kind in ("internal", "unknown_op"):
             version = self.view.identity.get("version") or "an earlier version"
             message = f"job {self._owner.job} was started by another supervisor ({version}): {failed.message}"
             return CallFailed("version", message, "use the one that started it")
         return None
 
     @property
-    def _is_ours(self) -> bool:
+    def is_ours(self) -> bool:
         """True if this supervisor could have started the agent: each knows all requests of the other."""
         return self.view.identity.get("build") in ("", self._owner.agent.sha256)
 
     @property
     def passes_on(self) -> bool:
         """True if the agent can be asked about other nodes."""
-        return self.opened and bool(self.view.live) and self._is_ours and not self.is_malformed
+        return self.opened and bool(self.view.live) and self.is_ours and not self.is_malformed
 
     @property
     def connected(self) -> bool:

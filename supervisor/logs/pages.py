@@ -186,7 +186,9 @@ async def from_line(session: Hub, selection: Selection, key: LineKey, count: int
     args = {**selection.args(), "generation": generation, "ranks": [rank], "since_ns": _NEVER_NS, "past": True}
 
     async def of_node(link: HostLink, first: int, many: int) -> list[LogLine] | Failure:
-        asked = {**args, "after": [[generation, rank, stream, first]], "count": many}
+        # An agent of an earlier version may refuse an argument that it does not know.
+        limit = {"count": many} if link.is_ours else {}
+        asked = {**args, **limit, "after": [[generation, rank, stream, first]]}
         try:
             return await _first_rows(link, asked, many, clocks)
         except (Unreachable, RequestFailed) as error:
@@ -212,7 +214,7 @@ async def from_line(session: Hub, selection: Selection, key: LineKey, count: int
 
 
 async def _first_rows(link: HostLink, args: Args, count: int, clocks: Clocks) -> list[LogLine]:
-    """Return the first rows of a node; an agent of an earlier version has yet to be told that they are enough."""
+    """Return the first rows of a node; an agent of an earlier version has to be told when they are enough."""
     name, rows = link.view.name, []
     with operator_errors(name):
         async with aclosing(link.whole_stream("log_rows", args, timeout_s=PATIENCE)) as answers:

@@ -86,22 +86,17 @@ class Clocks:
         return None if t_ns is None else t_ns + self.ahead_ns(node)
 
     def rows(self, node: str, answer: Answer) -> list[LogLine]:
-        """Return the rows of a log_merged, log_rows or log_search answer, with their texts."""
+        """Return the rows of a log_merged or log_rows answer, with their texts."""
         page: LogPage = answer.data
         entries = page.get("rows")
         if not entries:
             return []
-        texts = answer.body.split(b"\n")
-        return [
-            self.row(node, row["generation"], row["rank"], row["stream"], row, text)
-            for row, text in zip(entries, texts, strict=True)
-        ]
+        return [self._row(node, row, text) for row, text in zip(entries, answer.body.split(b"\n"), strict=True)]
 
-    def row(self, node: str, generation: int, rank: int, stream: str, row: LogEntry, text: bytes) -> LogLine:
-        """Return one row of a node."""
+    def _row(self, node: str, row: LogEntry, text: bytes) -> LogLine:
+        place = (row["generation"], row["rank"], row["stream"], row["line"], row["offset"])
         t_ns = (row.get("t_ns") or 0) - self.ahead_ns(node)
-        more = (row.get("cut", 0), bool(row.get("half")))
-        return LogLine(node, generation, rank, stream, row["line"], row["offset"], t_ns, row.get("level"), text, *more)
+        return LogLine(node, *place, t_ns, row.get("level"), text, row.get("cut", 0), bool(row.get("half")))
 
 
 def clock_error_ms(status: Status, names: list[str] | None) -> float | None:

@@ -59,6 +59,7 @@ class NodeLink:
     is_malformed: bool = False
     active: bool = True
     opened: bool = True
+    is_ours: bool = True
     reached_at: float | None = 1.0
     """None: the connection is lost."""
 
