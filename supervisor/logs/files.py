@@ -93,8 +93,7 @@ def leave_out(session: Hub, failed: Mapping[str, Failure], count: int) -> None:
 async def files(session: Hub, nodes: list[str] | None = None) -> list[LogFileEntry]:
     """Return every log file on the nodes that answer, with `node` added, in order of generation and rank.
 
-    A copy of a lost node's file counts only while that node does not answer. Raises Unreachable, RequestFailed if none
-    answers.
+    Raises Unreachable, RequestFailed if none answers.
     """
     links = sources(session, nodes)
     failed: dict[str, Failure] = {}
@@ -112,9 +111,7 @@ async def files(session: Hub, nodes: list[str] | None = None) -> list[LogFileEnt
 
     answers = await asyncio.gather(*(one(link.view.name) for link in links))
     leave_out(session, failed, len(links))
-    entries = [entry for part in answers for entry in part]
-    originals = {_key(entry) for entry in entries if not entry.get("copy")}
-    return sorted((entry for entry in entries if not entry.get("copy") or _key(entry) not in originals), key=_key)
+    return sorted((entry for part in answers for entry in part), key=_key)
 
 
 def _key(file: LogFileEntry) -> tuple[int, int, str]:

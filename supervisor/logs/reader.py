@@ -21,7 +21,7 @@ from remote_agent.wire.answers import LogKey
 from remote_agent.wire.events import ENDED_STATES
 from supervisor.errors import RequestFailed, Unreachable
 from supervisor.link.tasks import cancel_all, within
-from supervisor.logs.files import READ_DEADLINE, Failure, files, is_own, leave_out, operator_errors, sources
+from supervisor.logs.files import READ_DEADLINE, Failure, is_own, leave_out, operator_errors, sources
 from supervisor.logs.rows import Clocks, LogLine
 
 if TYPE_CHECKING:
@@ -278,23 +278,13 @@ async def follow(
     def make(link: HostLink, queue: asyncio.Queue[_Item]) -> _NodeReader:
         return _NodeReader(hub, link, "log_follow", {**selection.args(), "start": start, "first": first}, {}, queue)
 
-    owners = await _owners(hub, selection)
     async with aclosing(_read_nodes(hub, selection, make)) as items:
         async for item, _ in items:
             if item is None:
                 continue
             node, answer = item
             data: LogChunk = answer.data
-            if owners.get(_file(data), node) == node:
-                yield Chunk(node, *_file(data), data["offset"], data.get("t_ns") or 0, answer.body)
-
-
-async def _owners(hub: Hub, selection: Selection) -> dict[LogKey, str]:
-    """Return the node of each file that is there: another node may have a copy of it, which is not read as well."""
-    with contextlib.suppress(Unreachable, RequestFailed):
-        found = await files(hub, selection.nodes)
-        return {_file(entry): entry["node"] for entry in found if not entry.get("copy")}
-    return {}
+            yield Chunk(node, *_file(data), data["offset"], data.get("t_ns") or 0, answer.body)
 
 
 class Batch(NamedTuple):

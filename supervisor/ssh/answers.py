@@ -91,8 +91,6 @@ class LogFileEntry(_LogFileEntry, total=False):
     lines: Count | None
     first_ns: TimeNs | None
     last_ns: TimeNs | None
-    copy: bool
-    """It is what another node has kept of a lost node's file."""
     node: Any
     """The node of the file, which is added here."""
 

@@ -30,14 +30,6 @@ ENDS_WITH = "ended with"
 ENDED = re.compile(f"^{ENDS_WITH} ([0-9]+)$", re.MULTILINE)
 STEP = re.compile(r" step ([\d,]+)")
 
-COMMAND = """
-[commands.where]
-key = "h"
-command = "echo $NODE runs $JOB in ${PWD}"
-scope = "node"
-on = "node"
-"""
-
 pair = hosts_of(2, scope="function", stub_torch=True)
 
 
@@ -134,16 +126,13 @@ def screen(work: Path) -> Iterator[Screen]:
 
 
 def use_node(tty: Screen) -> None:
-    """Open a shell on the selected node, then run the user's own command there."""
+    """Open a shell on the selected node."""
     tty.press("B")
     tty.until("exit returns to the screen")
     tty.press("echo rank=$RANK in $PWD", "Enter")
     tty.until("rank=0 in ", "/trees/")
     tty.press("exit", "Enter")
     tty.runs(2, 2)
-    tty.press("h")
-    tty.until("n1 runs walk in ", "/trees/", "[enter returns to the screen]")
-    tty.press("Enter")
 
 
 def use_mouse(tty: Screen) -> None:
@@ -160,8 +149,6 @@ def use_mouse(tty: Screen) -> None:
 def test_a_whole_session_by_keys(pair: Cluster, tmp_path: Path) -> None:
     work = tmp_path / "work"
     job = Job(pair, work, STEPS, nproc_per_node=1)
-    (work / "supervisor").mkdir()
-    (work / "supervisor" / "config.toml").write_text(COMMAND)
     with screen(work) as tty:
         up = job.command("up", "--job", "walk", "--rdzv-conf", f"last_call_timeout={WAIT_S:g}", "train.py")
         tty.run([word for word in up if word != "--headless"])

@@ -97,11 +97,12 @@ def containers(podman: Podman, host: str, job: Job) -> list[str]:
 
 
 def shell(podman: Podman, job: Job, rank: int, line: str) -> list[str]:
-    """Return what a command line prints where a rank on n2 runs, as the screen opens a shell there."""
+    """Return what appears when a line is typed where a rank on n2 runs, as the screen opens a shell there."""
     home = podman.cluster.host("n2").home
     agent = next(path for path in home.glob(".supervisor/agents/*.pyz") if "cpython" not in path.name)
-    words = f"--job {job.name[0]} --rank {rank} --pid {job.pid(rank)} --line '{line}'"
-    done = podman.cluster.exec("n2", ["sh", "-c", f"{podman.prelude}; python3 {agent} shell {words}"])
+    words = f"--job {job.name[0]} --rank {rank} --pid {job.pid(rank)}"
+    typed = f"printf '%s\\n' '{line}' exit"
+    done = podman.cluster.exec("n2", ["sh", "-c", f"{podman.prelude}; {typed} | python3 {agent} shell {words}"])
     assert done.returncode == 0, done.stderr
     return done.stdout.replace("\r", "").splitlines()
 
@@ -123,10 +124,9 @@ def test_launch_kill_remove_add_and_stop(podman: Podman, tmp_path: Path) -> None
         job.until_step(6)
         stacks = job.run("stacks").stdout.decode()
         assert "train.py" in stacks
-        assert shell(podman, job, 1, 'cat /etc/os-release; echo "rank $RANK"') == [
-            'NAME="image of the tests"',
-            "rank 1",
-        ]
+        shown = shell(podman, job, 1, 'cat /etc/os-release; echo "rank $RANK"')
+        assert shown[-3].endswith('NAME="image of the tests"'), shown
+        assert shown[-2] == "rank 1", shown
         assert job.run("remove", "--node", "n2").returncode == 0
         until(lambda: not containers(podman, "n2", job), "no container on the node that was removed")
         assert job.run("add", "--node", "n2").returncode == 0
