@@ -121,10 +121,7 @@ class LogStore:
         return {rank: one.figures.take_losses() for (number, rank), one in steps if number == generation}
 
     async def list(self) -> Answer:
-        """Answer log_list; lines and first_ns are null while a file is not indexed to its end.
-
-        `copy`: it is what this node has kept of a lost node's file.
-        """
+        """Answer log_list; lines and first_ns are null while a file is not indexed to its end."""
         await self._rescan()
         files = []
         for file in self._catalogue.select(None, None, None):

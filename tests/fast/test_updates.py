@@ -20,10 +20,8 @@ from remote_agent.wire.status_pieces import PIECE_NODES, joined, pieces
 from supervisor.cli import logs, options, report, snapshots, stacks
 from supervisor.control import admission, heal, promotion, requests
 from supervisor.errors import HostError, RequestFailed, Unreachable
-from supervisor.inventory import Inventory, JobDefaults, load
+from supervisor.inventory import Inventory, JobDefaults
 from supervisor.link import host_link, updates
-from supervisor.link.hub import Hub
-from supervisor.logs.files import files
 from supervisor.logs.reader import follow
 from supervisor.logs.selection import Selection
 from supervisor.session import Session
@@ -734,8 +732,8 @@ def test_a_frame_that_is_still_arriving_is_heard() -> None:
     waiting.run(scenario(), 60)
 
 
-def two_links(refuses: Sequence[str] = (), copy_on: str = "", **facts: Any) -> Any:
-    """A hub with n1 and n2, whose logs can be followed unless they refuse; a copy is listed once the job has ended."""
+def two_links(refuses: Sequence[str] = (), **facts: Any) -> Any:
+    """A hub with n1 and n2, whose logs can be followed unless they refuse."""
 
     def link(name: str) -> Any:
         async def stream(_op: str, _args: Any) -> AsyncGenerator[Answer, None]:
@@ -743,13 +741,9 @@ def two_links(refuses: Sequence[str] = (), copy_on: str = "", **facts: Any) -> A
                 raise CallFailed("usage", "unknown argument", "")
             yield Answer({"generation": 0, "rank": 0, "stream": "stdout", "offset": 0}, name.encode())
 
-        async def call(_op: str, _args: Any, **_more: Any) -> Answer:
-            hub.ended = True
-            return Answer({"files": [{**FILE, "copy": name == copy_on}] if copy_on else []})
-
         return SimpleNamespace(
             view=SimpleNamespace(name=name), active=True, opened=True, opened_at=1.0, is_malformed=False,
-            can_be_asked=True, reached_at=1.0, through=None, connect=lambda: None, stream=stream, call=call,
+            can_be_asked=True, reached_at=1.0, through=None, connect=lambda: None, stream=stream,
         )  # fmt: skip
 
     links, left_out = {name: link(name) for name in ("n1", "n2")}, set[str]()
@@ -768,37 +762,3 @@ def test_a_node_that_refuses_to_be_followed_ends_no_others_log() -> None:
     assert hub.left_out == {"n2"}
     with pytest.raises(RequestFailed, match="unknown argument"):
         waiting.run(followed(two_links(["n1", "n2"], ended=True, state="succeeded")), 60)
-
-
-def test_a_copied_log_is_not_followed_beside_the_log_itself() -> None:
-    """As with a node that was cut off while its job ended: it is asked before the end has been read elsewhere."""
-    assert waiting.run(followed(two_links(copy_on="n1", ended=False, state="running")), 60) == [b"n2"]
-
-
-def test_a_copied_log_counts_without_the_log_itself(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, _ = hosts("", "", "")
-    listed = {
-        "n1": [
-            {**FILE, "rank": 0, "copy": False},
-            {**FILE, "rank": 1, "copy": True},
-            {**FILE, "rank": 9, "copy": True},
-        ],
-        "n2": [{**FILE, "rank": 1, "copy": False}],
-        # Its agent is older than copies.
-        "n3": [{**FILE, "rank": 2}],
-    }
-    at_once = Node._answer
-    monkeypatch.setattr(
-        Node, "_answer",
-        lambda node, op: Answer({"files": listed[node.host.name]}) if op == "log_list" else at_once(node, op),
-    )  # fmt: skip
-
-    async def check() -> None:
-        hub = Hub(load(path), "a")
-        hub.begin()
-        await hub.settle()
-        found = await files(hub)
-        await hub.close()
-        assert [(file["rank"], file["node"]) for file in found] == [(0, "n1"), (1, "n2"), (2, "n3"), (9, "n1")]
-
-    waiting.run(check(), 300)
