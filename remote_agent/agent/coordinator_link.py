@@ -152,7 +152,7 @@ class CoordinatorLink:
         offset.sample(sent_ns, int(answer.data["received_ns"]), int(answer.data["answered_ns"]))
         self._echo = clocks.Echo(answer.data.get("now"))
         if "said" in answer.data:
-            self._role.note_said(answer.data["said"])
+            self._role.note_said(answer.data)
 
     async def ask_for_lease(self) -> None:
         """Send a heartbeat now: an idle node is in the next group, and starts nothing there without a lease."""

@@ -37,7 +37,7 @@ from remote_agent.election.member import is_too_high
 from remote_agent.text.shapes import clip
 from remote_agent.wire import Answer, Args, Channel, Items, NodeSpec, Problem, WireError, encode
 from remote_agent.wire.agents import OPERATORS, SIGNALLED
-from remote_agent.wire.documents import read_event, read_node_report, read_said, read_steps
+from remote_agent.wire.documents import read_event, read_leader_lines, read_node_report, read_steps
 from remote_agent.wire.events import ENDED_EVENTS, EventType
 from remote_agent.wire.gate import Misfit, shape
 
@@ -650,8 +650,8 @@ class CoordinatorRole:
         self._own = own
         self._tasks = tasks
         self.coordinator: Coordinator | None = None
-        self._said: tuple[tuple[int, str], ...] = ()
-        """What the ranks of the coordinator's node have printed last."""
+        self._said: tuple[str, tuple[tuple[int, str], ...]] = "", ()
+        """The coordinator's node, and what its ranks have printed last."""
         context.ballot.on_change(self._drop_if_moved)
         self.requests: dict[str, PeerRequest] = {
             "join": self._on_join,
@@ -682,10 +682,11 @@ class CoordinatorRole:
             for name in nodes:
                 self.coordinator.feed(inputs.GivenUp(name))
 
-    def note_said(self, said: object) -> None:
+    def note_said(self, answer: object) -> None:
         """Remember the last lines of the coordinator's own ranks, for an incident after its host is lost."""
         with contextlib.suppress(Misfit):
-            self._said = tuple((rank, clip(text)) for rank, text in read_said(said))
+            lines = read_leader_lines(answer)
+            self._said = lines["node"], tuple((rank, clip(text)) for rank, text in lines["said"])
 
     def needs_term_above(self, term: int) -> bool:
         """Return whether this coordinator holds its group, in an older term than that."""
@@ -721,7 +722,8 @@ class CoordinatorRole:
             # Only nodes that do not know of the job's end are notified; the others ended with the same journal.
             coordinator.record(EventType.COORDINATOR_CHANGED, me, former=former or None, term=term)
         if former in state.nodes and state.nodes[former].status != "removed":
-            coordinator.feed(inputs.AgentDead(former, "it was the coordinator, and is gone", said=self._said))
+            said = self._said[1] if self._said[0] == former else ()
+            coordinator.feed(inputs.AgentDead(former, "it was the coordinator, and is gone", said=said))
         coordinator.hear_join(me, self._own.introduction())
 
     def _begin(self, state: s.State, absent: dict[str, str]) -> Coordinator:
@@ -785,7 +787,8 @@ class CoordinatorRole:
         received_ns, held = time.time_ns(), self._held()
         held.beat(node, args)
         times = {"received_ns": received_ns, "answered_ns": time.time_ns(), "now": clocks.now()}
-        return Answer({**times, "said": held.state.nodes[self._context.node].said})
+        me = self._context.node
+        return Answer({**times, "node": me, "said": held.state.nodes[me].said})
 
     async def _on_time(self, node: str, channel: Channel | None, args: Args) -> Answer:
         self._held()

@@ -123,7 +123,7 @@ class AgentDead(Report):
     alone: bool = False
     """Its machine answers."""
     said: tuple[tuple[int, str], ...] = ()
-    """What its ranks printed last, if it had told others than its coordinator."""
+    """The last lines of its ranks, if it was the coordinator; a member's come with its heartbeats."""
 
 
 @dataclasses.dataclass(frozen=True)

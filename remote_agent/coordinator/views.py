@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from remote_agent.coordinator import state as s
 from remote_agent.coordinator.quorum import lacking
+from remote_agent.wire.documents import SLOW_OFF
 from remote_agent.wire.events import StopCause
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ def slow_status(state: s.State) -> list[SlowStatus]:
 
 def sampling(state: s.State) -> Sampling:
     """Return whether the ranks are sampled."""
-    off = "--no-slow, or slow = false" if not state.spec.slow else state.watch.slow.off
+    off = SLOW_OFF if not state.spec.slow else state.watch.slow.off
     if state.phase == s.ENDED:
         off = "the job is over"
     return {"state": "off" if off else "on", "reason": off or None}

@@ -254,7 +254,9 @@ class NodeReadyDetail(_NodeReady, total=False):
 
 SaidLines = list[Annotated[list[Any], row(RankNumber, str)]]
 """A rank, and the last line that it has printed."""
-read_said = shape(SaidLines)
+LeaderLines = TypedDict("LeaderLines", {"node": Name, "said": SaidLines})
+"""The last lines of the coordinator's own ranks, in its answer to a heartbeat."""
+read_leader_lines = reader(LeaderLines)
 
 
 class NodeLostDetail(_NodeLost, AskedDetail, total=False):
@@ -434,6 +436,8 @@ both addresses, Gbit/s at which it delivers, and the share of the time in which 
 """
 WINDOW_S = 10.0
 """How long a window is: number N begins at N times this, in seconds of the coordinator's clock since the epoch."""
+SLOW_OFF = "--no-slow, or slow = false"
+"""Why no rank of a job is sampled."""
 SlowPlace = TypedDict("SlowPlace", {"file": str, "line": Count, "function": str})
 SlowCause = TypedDict("SlowCause", {"kind": str, "share": float, "by": Optional[str], "pid": Optional[Count]})
 SlowStatus = TypedDict(

@@ -202,7 +202,7 @@ class SupervisorApp(App[int], inherit_bindings=False):
     def _tick_paused(self) -> None:
         """Redraw what the user changes, from the state at which the display was frozen."""
         shell, screen = self.shell, self._live_screen
-        wanted = shell.take_wish()
+        wanted = shell.take_redraw()
         if screen is not None:
             screen.tick_paused(shell.job_view, shell.source.status_age_s, wanted)
 

@@ -145,8 +145,8 @@ class Shell:
             self._drawn, self._is_wanted = drawn, False
         return changed
 
-    def take_wish(self) -> bool:
-        """Return whether the screen is to be drawn again, and forget that."""
+    def take_redraw(self) -> bool:
+        """Return whether a redraw was asked for, and forget that."""
         wanted, self._is_wanted = self._is_wanted, False
         return wanted
 

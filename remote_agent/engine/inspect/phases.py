@@ -24,6 +24,7 @@ from remote_agent.engine.inspect import sockets
 from remote_agent.engine.inspect.children import descendants, process_tree
 from remote_agent.engine.sampler import ORDER, SUFFIX, WAKE, WINDOW_NS
 from remote_agent.engine.worker import SAMPLER
+from remote_agent.wire.documents import SLOW_OFF
 
 if TYPE_CHECKING:
     from remote_agent.engine.processes import RankProcess
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _ROOT = Path("/")
-OFF = "sampling is off: --no-slow, or slow = false"
 # A rank that waits for a processor for this share of a window: somebody else has it.
 WAITS = 0.1
 # Another process that uses less of a processor is not the reason.
@@ -70,7 +70,7 @@ class PhaseReader:
         until_ns: by this node's clock; shift_ns: what to add for the coordinator's; routine: nothing is suspected.
         """
         if not (self._boot / f"{SAMPLER}.py").exists():
-            return {"windows": {}, "off": {str(one.rank): OFF for one in ranks}}
+            return {"windows": {}, "off": {str(one.rank): f"sampling is off: {SLOW_OFF}" for one in ranks}}
         order = self._boot / ORDER
         with contextlib.suppress(OSError):
             (self._boot / f"{ORDER}.new").write_text(f"{until_ns} {shift_ns} {int(routine)}", encoding="ascii")
