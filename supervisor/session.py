@@ -170,7 +170,7 @@ class Session(Hub):
         return await requests.collect_stacks(self, ranks)
 
     async def why(self, ranks: Collection[int] | None = None) -> JobWindows:
-        """Have all ranks sampled for some 20 s, and return what their time went to; raises if none of `ranks` lives."""
+        """Have all ranks sampled for some 20 s; return what their time went to. Raises if none of `ranks` lives."""
         return await requests.collect_windows(self, ranks)
 
     async def nccl(self, status: Status | None = None) -> Fabric:

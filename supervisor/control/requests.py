@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
+from remote_agent.text.names import ranges
 from remote_agent.wire import Args, CallFailed, WireError
 from remote_agent.wire.events import ENDED_STATES, LIVE_RANKS
 from supervisor.control import admission, heal, promotion, resync
@@ -337,7 +338,8 @@ WHY_DEADLINE = 60.0
 async def collect_stacks(hub: Hub, ranks: list[int] | None) -> JobStacks:
     """Return what these ranks are doing; raises Unreachable, RequestFailed."""
     all_stacks: JobStacks = {"stacks": {}, "unreachable": {}, "children": {}, "notes": {}}
-    answers, unreachable = await _ask_live(hub, ranks, "stacks", {"ranks": ranks}, STACKS_DEADLINE)
+    status = await _live_status(hub, ranks)
+    answers, unreachable = await _ask_live(hub, status, ranks, "stacks", {"ranks": ranks}, STACKS_DEADLINE)
     for name, answer in answers.items():
         own: RankStacks = answer
         all_stacks["stacks"].update(own["stacks"])
@@ -352,14 +354,16 @@ async def collect_stacks(hub: Hub, ranks: list[int] | None) -> JobStacks:
 
 
 async def collect_windows(hub: Hub, ranks: Collection[int] | None) -> JobWindows:
-    """Have all ranks sampled; return what their time went to. Raises Unreachable, RequestFailed (none of `ranks`)."""
-    if ranks is not None and not _live_ranks(hub.status, ranks):
-        raise RequestFailed(f"job {hub.job} has no live rank of those")
-    answers, unreachable = await _ask_live(hub, None, "why", {}, WHY_DEADLINE)
-    if not unreachable:
-        raise RequestFailed(f"job {hub.job} has no live rank")
+    """Have all ranks sampled, for whom `ranks` are of interest; return what their time went to.
+
+    Raises Unreachable, RequestFailed.
+    """
+    status = await _live_status(hub, ranks)
+    if not _live_ranks(status, ranks):
+        raise RequestFailed(f"job {hub.job} has no live rank" + (" of those" if ranks else ""))
+    answers, unreachable = await _ask_live(hub, status, None, "why", {}, WHY_DEADLINE)
     sampled: JobWindows = {"windows": {}, "nodes": {}, "unreachable": unreachable}
-    for node in hub.status.get("nodes", ()):
+    for node in status["nodes"]:
         if node["name"] in answers:
             own: NodeWindows = answers[node["name"]]
             for rank in _ranks_of(node) & unreachable.keys():
@@ -373,17 +377,25 @@ async def collect_windows(hub: Hub, ranks: Collection[int] | None) -> JobWindows
     return sampled
 
 
-async def _ask_live(
-    hub: Hub, ranks: list[int] | None, op: str, args: Args, deadline_s: float
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return by node what the agents of these ranks (None: all) answer, and by rank why there is no answer; "": none.
-
-    Raises Unreachable, RequestFailed.
-    """
+async def _live_status(hub: Hub, ranks: Collection[int] | None) -> Status:
+    """Return the newest status; raises Unreachable, RequestFailed if the job is over, or has not all of these ranks."""
     status: Status = await hub.call("status")
     if status["state"] in ENDED_STATES:
         raise RequestFailed(f"job {hub.job} is over: {status['state']}", kind="ended")
     hub.set_status(status)
+    known = sorted(int(rank) for node in status["nodes"] for rank in _ranks_of(node))
+    if missing := sorted(set(ranks or ()).difference(known)):
+        raise RequestFailed(f"job {hub.job} has no rank {missing[0]}", f"its ranks: {ranges(known) or 'none yet'}")
+    return status
+
+
+async def _ask_live(
+    hub: Hub, status: Status, ranks: list[int] | None, op: str, args: Args, deadline_s: float
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return by node what the agents of these ranks (None: all) answer, and by rank why there is no answer; "": none.
+
+    Raises Unreachable.
+    """
     unreachable = _live_ranks(status, ranks)
     nodes = [node["name"] for node in status.get("nodes", ()) if unreachable.keys() & _ranks_of(node)]
 

@@ -69,7 +69,7 @@ class Times:
     def lines(self, ranks: Sequence[int] | None) -> list[str]:
         """Return it as text: of one rank beside its peers, of several, or of all."""
         missing = [] if ranks is None else [rank for rank in ranks if rank not in self.shares]
-        lines = [f"rank {rank}: {self._off.get(rank, 'no live rank has this number')}" for rank in missing]
+        lines = [f"rank {rank}: {self._off.get(rank, 'it does not live')}" for rank in missing]
         if ranks is None:
             lines = [f"rank {rank}: {one_line(reason)}" for rank, reason in sorted(self._off.items())]
         if not self.shares:

@@ -429,7 +429,7 @@ def test_why_splits_the_time_of_all_ranks_or_of_one_beside_the_others() -> None:
     assert lines[0].startswith("slow: rank 1 (n2): the others wait ")
     assert lines[2].split() == ["2", "ranks,", "10", "s", "rank", "1", "the", "others"]
     assert lines[-1] == "rank 2: n3 cannot be reached"
-    assert slowed.lines([1, 7])[-1] == "rank 7: no live rank has this number"
+    assert slowed.lines([1, 7])[-1] == "rank 7: it does not live"
     assert slowed.to_json([1])["off"] == {}
     assert slowed.to_json(None)["slow"][0]["since"] == "1970-01-01T00:01:10.000Z"  # type: ignore[index]
     assert [*slowed.to_json(None)["ranks"]] == ["0", "1"]  # type: ignore[misc]

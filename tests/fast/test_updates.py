@@ -523,6 +523,10 @@ STATUS: dict[str, Any] = {
     "job": "a", "state": "running", "generation": 0, "restarts": 0, "max_restarts": 3, "world_size": 3,
     "coordinator": "n1", "started_at": "2026-01-01T00:00:00.000Z", "nodes": [], "last_seq": 1,
 }  # fmt: skip
+WINDOW = {
+    "looks": 40, "phases": {"forward": [9.0, 9.0]}, "disk_s": 0.0, "delay_s": 0.0, "throttled_s": 0.0, "faults": 0,
+    "cuda": False, "taken": None, "sites": [], "links": [],
+}  # fmt: skip
 EVENT = {
     "seq": 1, "type": "generation_running", "generation": 0, "time": "2026-01-01T00:00:00.000Z", "node": None,
     "rank": None, "detail": {},
@@ -584,6 +588,7 @@ class Node:
             "log_list": {"files": [{**FILE, "rank": rank}]}, "log_merged": merged, "log_rows": {"rows": [row]},
             "events": {"event": EVENT}, "await_engine": {},
             "stacks": {"stacks": {str(rank): f"of {name}"}, "unreachable": {}},
+            "why": {"generation": 0, "windows": {str(number): {str(rank): WINDOW} for number in (1, 2)}, "off": {}},
         }  # fmt: skip
         return Answer(data[op], f"from {name}".encode() if op == "log_rows" else b"")
 
@@ -675,6 +680,24 @@ def test_stacks_of_the_only_live_job(hosts: Hosts, capfd: Any) -> None:
     assert "supervisor: n2: no answer for 8 s; its data is not shown\n" in said
     assert sorted(line.split()[1] for line in said.splitlines()) == ["n2:", "n3:"]
     assert took[0] < DEADLINE
+
+
+def test_why_is_asked_of_all_and_shows_the_ranks_that_are_named(
+    hosts: Hosts, capfd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes: Any = [{"name": f"n{rank + 1}", "ranks": [{"rank": rank, "state": "running"}]} for rank in range(2)]
+    monkeypatch.setitem(STATUS, "nodes", nodes)
+    path, _ = hosts("", "")
+    assert stacks.run_why("why", [str(path), "--rank", "1", "--json"]) == 0
+    shown = json.loads(capfd.readouterr().out)
+    assert (shown["ranks"].keys(), shown["ranks"]["1"]["node"], shown["off"]) == ({"1"}, "n2", {})
+    for run in (stacks.run_why, stacks.run):
+        with pytest.raises(RequestFailed, match="job a has no rank 7") as refused:
+            run("why", [str(path), "--rank", "1,7"])
+        assert refused.value.hint == "its ranks: 0-1"
+    monkeypatch.setitem(nodes[1]["ranks"][0], "state", "exited")
+    with pytest.raises(RequestFailed, match="no live rank of those"):
+        stacks.run_why("why", [str(path), "--rank", "1"])
 
 
 def test_where_no_host_answers_any_more_that_is_the_error(hosts: Hosts) -> None:
